@@ -1,0 +1,1 @@
+"""Policy session: warm start, replanning, splicing, safety. Never imports ROS."""

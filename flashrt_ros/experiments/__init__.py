@@ -1,0 +1,1 @@
+"""The closed-loop comparisons of age, precision and steps."""

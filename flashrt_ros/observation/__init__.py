@@ -1,0 +1,1 @@
+"""Frames, synchroniser, timeline and age arithmetic. Imports neither ROS nor torch."""

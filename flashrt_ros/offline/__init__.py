@@ -1,0 +1,1 @@
+"""Bags and logs in, evaluation and reports out."""

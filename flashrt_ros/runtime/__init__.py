@@ -1,0 +1,1 @@
+"""Execution contract: static buffers, CUDA graphs, kernel selection, capsules."""

@@ -1,0 +1,1 @@
+"""MuJoCo world, tasks and the scripted expert."""

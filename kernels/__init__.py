@@ -1,0 +1,1 @@
+"""Triton kernels, each beside its plain reference. Imports torch and triton only."""
