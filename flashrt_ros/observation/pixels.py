@@ -1,0 +1,87 @@
+"""Pixels of a raw image message, without a Python-level copy per byte."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Channel order that turns each encoding into RGB; mono is repeated.
+_RGB_CHANNELS: dict[str, tuple[int, tuple[int, int, int]]] = {
+    "rgb8": (3, (0, 1, 2)),
+    "8UC3": (3, (0, 1, 2)),
+    "bgr8": (3, (2, 1, 0)),
+    "rgba8": (4, (0, 1, 2)),
+    "bgra8": (4, (2, 1, 0)),
+    "mono8": (1, (0, 0, 0)),
+    "8UC1": (1, (0, 0, 0)),
+}
+
+DIRECT_ENCODINGS = tuple(_RGB_CHANNELS)
+"""Encodings that `rgb_view` takes."""
+
+
+class ImageError(ValueError):
+    """An image that cannot be used. `reason` is a short name to count it under."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def check_layout(
+    height: int, width: int, step: int, size: int, bytes_per_pixel: float, encoding: str
+) -> None:
+    """Check that an image's buffer holds what its header says.
+
+    Raises:
+        ImageError: `empty` for no pixels, `short_step` for rows shorter than their pixels, `short_data` for a buffer
+            shorter than height × step.
+    """
+    if height == 0 or width == 0:
+        raise ImageError("empty", f"image has no pixels: {height}×{width}")
+    row_bytes = int(width * bytes_per_pixel)
+    if step < row_bytes:
+        raise ImageError(
+            "short_step",
+            f"step is {step} bytes, expected at least {row_bytes} for {width} pixels of {encoding}",
+        )
+    # The last row may lack its padding.
+    if size < (height - 1) * step + row_bytes:
+        raise ImageError(
+            "short_data",
+            f"data has {size} bytes, expected {height} rows × {step} bytes = {height * step}",
+        )
+
+
+def bytes_per_pixel(encoding: str) -> int:
+    """Bytes of one pixel in an encoding of `DIRECT_ENCODINGS`."""
+    return _RGB_CHANNELS[encoding][0]
+
+
+def rgb_view(data: Any, height: int, width: int, step: int, encoding: str) -> NDArray[np.uint8]:
+    """View a raw image's buffer as RGB; row padding is respected.
+
+    Args:
+        data: buffer of uint8 (bytes, array.array, numpy).
+        height: rows.
+        width: pixels a row.
+        step: bytes a row, padding included.
+        encoding: one of `DIRECT_ENCODINGS`.
+
+    Returns:
+        uint8 [height, width, 3] RGB. For rgb8 and bgr8 a view of `data`, perhaps with strides of its own.
+
+    Raises:
+        ImageError: the buffer does not hold what the arguments say (`check_layout`).
+    """
+    channels, order = _RGB_CHANNELS[encoding]
+    flat = np.frombuffer(data, dtype=np.uint8)
+    check_layout(height, width, step, flat.size, channels, encoding)
+    pixels = np.lib.stride_tricks.as_strided(
+        flat, shape=(height, width, channels), strides=(step, channels, 1), writeable=False
+    )
+    if channels == 1:
+        return np.broadcast_to(pixels, (height, width, 3))
+    return pixels[..., ::-1] if order == (2, 1, 0) and channels == 3 else pixels[..., list(order)]
