@@ -220,10 +220,7 @@ def percentiles(terms: Sequence[AgeTerms], q: Sequence[float]) -> np.ndarray:
     if not terms:
         return np.zeros((len(q), len(STATISTICS_ROWS)), dtype=np.int64)
     table = np.array(
-        [
-            (t.age_ns, t.input_ns, t.queue_ns, t.infer_ns, t.output_ns, t.wait_ns)
-            for t in terms
-        ],
+        [(t.age_ns, t.input_ns, t.queue_ns, t.infer_ns, t.output_ns, t.wait_ns) for t in terms],
         dtype=np.int64,
     )
     return np.percentile(table, q, axis=0, method="inverted_cdf")

@@ -96,7 +96,9 @@ def test_unknown_camera_names_the_known_ones():
 def test_optional_camera_is_waited_for_while_it_lives():
     cameras = [CameraRule("A"), CameraRule("B", Role.OPTIONAL)]
     sync = Synchronizer(cameras, slop_ns=SLOP_NS, absent_after_ns=100 * MS)
-    assert [stamps(f) for f in feed(sync, frame("A", 0))] == [{"A": 0}], "never seen: not waited for"
+    assert [stamps(f) for f in feed(sync, frame("A", 0))] == [{"A": 0}], (
+        "never seen: not waited for"
+    )
     assert feed(sync, frame("B", 33)) == []
     assert [stamps(f) for f in feed(sync, frame("A", 34))] == [{"A": 34, "B": 33}]
     assert feed(sync, frame("A", 67)) == [], "B lives: wait for it"
@@ -202,8 +204,7 @@ def test_tightest_is_optimal(captures):
     pivot = Frame("camera0", own["camera0"][0], 0)
     found = tightest(pivot, own, slop_ns=20)
     spans = [
-        max(choice) - min(choice)
-        for choice in product([pivot.capture_ns], *list(own.values())[1:])
+        max(choice) - min(choice) for choice in product([pivot.capture_ns], *list(own.values())[1:])
     ]
     best = min(spans)
     if best > 20:
