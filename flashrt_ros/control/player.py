@@ -103,10 +103,11 @@ class ChunkPlayer:
             positions=chunk.actions[index],
         )
 
-    def _hold(self, reason: str) -> None:
+    def _hold(self, reason: str) -> DueAction | None:
         if self.hold_reason != reason:
             self.holds[reason] += 1
         self.hold_reason = reason
+        return None
 
     def _why_not(self, chunk: PlayableChunk, now_ns: int) -> str:
         if list(chunk.joint_names) != self._joint_names:
