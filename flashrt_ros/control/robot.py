@@ -93,38 +93,6 @@ class Robot:
         """Float64 [joints], units per second."""
         return np.array([joint.max_velocity for joint in self.joints])
 
-    def state_vector(self, names: Sequence[str], positions: Sequence[float]) -> NDArray[np.float64]:
-        """Positions by joint name, in the contract's order; other joints are ignored.
-
-        Args:
-            names: as in a JointState message.
-            positions: one for each name.
-
-        Returns:
-            float64 [joints], finite.
-
-        Raises:
-            RobotError: a joint is missing, lacks a position, or is not finite.
-        """
-        index = {name: at for at, name in enumerate(names)}
-        missing = [name for name in self.joint_names if name not in index]
-        if missing:
-            raise RobotError(
-                f"joint state lacks {', '.join(missing)}: {self.name} needs {self.joint_names}, "
-                f"found {list(names)}"
-            )
-        if len(positions) != len(names):
-            raise RobotError(
-                f"joint state has {len(names)} names but {len(positions)} positions: expected one for each"
-            )
-        state = np.array([positions[index[name]] for name in self.joint_names], dtype=np.float64)
-        broken = [
-            name for name, ok in zip(self.joint_names, np.isfinite(state), strict=True) if not ok
-        ]
-        if broken:
-            raise RobotError(f"joint state is not finite for {', '.join(broken)}: found {state}")
-        return state
-
     def to_policy(self, positions: NDArray[np.floating]) -> NDArray[np.float64]:
         """Robot units to policy units, [..., joints]."""
         return (positions - self._offset()) * self._scale()

@@ -155,6 +155,10 @@ class Synchronizer:
         fates.received += 1
         fates.rejected[reason] += 1
 
+    def rejected(self, camera: str) -> int:
+        """Frames of a camera that were rejected so far, for whatever reason."""
+        return self._queue(camera).fates.rejected.total()
+
     def reset(self, reason: str) -> None:
         """Drop everything that waits, counted under `reason`; the next set may have any stamp."""
         for queue in self._queues.values():
