@@ -51,7 +51,7 @@ class ChunkPlayer:
 
     def __init__(self, joint_names: Sequence[str], max_age_ns: int) -> None:
         self._joint_names = list(joint_names)
-        self._max_age_ns = max_age_ns
+        self.max_age_ns = max_age_ns
         self._chunk: PlayableChunk | None = None
         self._next_index = 0
         self.accepted = 0
@@ -86,7 +86,7 @@ class ChunkPlayer:
         if now_ns < chunk.capture_ns:
             self._chunk = None
             return self._hold(HOLD_CLOCK)
-        if now_ns - chunk.capture_ns > self._max_age_ns:
+        if now_ns - chunk.capture_ns > self.max_age_ns:
             return self._hold(HOLD_STALE)
         index = (now_ns - chunk.planned_start_ns) // chunk.period_ns
         if index >= len(chunk.actions) and self._next_index >= len(chunk.actions):
@@ -123,6 +123,6 @@ class ChunkPlayer:
         end_ns = chunk.planned_start_ns + len(chunk.actions) * chunk.period_ns
         if chunk.first_valid_index >= len(chunk.actions) or end_ns <= now_ns:
             return "all_past"
-        if now_ns - chunk.capture_ns > self._max_age_ns:
+        if now_ns - chunk.capture_ns > self.max_age_ns:
             return "stale"
         return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import rclpy
@@ -19,6 +20,7 @@ from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
 
 from flashrt_ros.nodes.parameters import Parameter
+from flashrt_ros.paths import config_path
 
 RELIABLE = QoSProfile(
     history=HistoryPolicy.KEEP_LAST, depth=10, reliability=ReliabilityPolicy.RELIABLE
@@ -53,6 +55,25 @@ def to_time(ns: int) -> Time:
 def to_duration(ns: int) -> Duration:
     """Duration message of nanoseconds."""
     return Duration(sec=ns // 1_000_000_000, nanosec=ns % 1_000_000_000)
+
+
+def find_robot(name: str) -> Path:
+    """Path of a robot contract: a file, or a name in config/robots.
+
+    Raises:
+        FileNotFoundError: neither.
+    """
+    path = Path(name).expanduser()
+    if path.suffix in (".yaml", ".yml"):
+        if path.is_file():
+            return path
+        raise FileNotFoundError(f"robot: no file {path}")
+    known = config_path("robots")
+    path = known / f"{name}.yaml"
+    if not path.is_file():
+        names = ", ".join(sorted(p.stem for p in known.glob("*.yaml")))
+        raise FileNotFoundError(f"robot: expected a .yaml file or one of {names}, found {name!r}")
+    return path
 
 
 class Parameters:

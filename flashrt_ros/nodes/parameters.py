@@ -189,8 +189,8 @@ _WORLD = (
     Parameter(
         "seed", 0, "Seed of the world: order, places and colours of the blocks.", "", 0, 2**31 - 1
     ),
-    Parameter("image_height", 480, "Rows of a picture.", "px", 32, 2160),
-    Parameter("image_width", 640, "Columns of a picture.", "px", 32, 3840),
+    Parameter("image_height", 224, "Rows of a picture.", "px", 32, 2160),
+    Parameter("image_width", 224, "Columns of a picture.", "px", 32, 3840),
 )
 
 SIM_ROBOT = (

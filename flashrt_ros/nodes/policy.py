@@ -1,7 +1,7 @@
 """The policy node: cameras and joint states in, action chunks and trajectories out.
 
-A lifecycle node. `configure` loads the policy, `activate` opens the inputs and starts the one worker thread that infers,
-`deactivate` closes and joins them, `cleanup` drops the policy. Callbacks only store and wake.
+A lifecycle node. `configure` loads the policy, `activate` opens the inputs and starts the one worker thread that
+infers, `deactivate` closes and joins them, `cleanup` drops the policy. Callbacks only store and wake.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import sys
 import threading
 import traceback
 from collections import Counter, deque
-from pathlib import Path
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray
@@ -31,35 +30,15 @@ from flashrt_ros.control.robot import load_robot
 from flashrt_ros.control.safety import UnsafeActionError
 from flashrt_ros.control.session import RESET_EPISODE, RESET_HOLD, PolicySession
 from flashrt_ros.msg import ActionChunk
-from flashrt_ros.nodes.base import LATCHED, RELIABLE, Parameters, run, to_time
+from flashrt_ros.nodes.base import LATCHED, RELIABLE, Parameters, find_robot, run, to_time
 from flashrt_ros.nodes.inputs import ObservationError, ObservationInputs
 from flashrt_ros.nodes.messages import chunk_message, hold_message, trajectory_message
 from flashrt_ros.nodes.parameters import POLICY
 from flashrt_ros.nodes.policy_diagnostics import policy_status
 from flashrt_ros.observation.frame import FrameSet
 from flashrt_ros.observation.joint_state import JointStateError
-from flashrt_ros.paths import config_path
 
 _WATCH_PERIOD_S = 0.02
-
-
-def find_robot(name: str) -> Path:
-    """Path of a robot contract: a file, or a name in config/robots.
-
-    Raises:
-        FileNotFoundError: neither.
-    """
-    path = Path(name).expanduser()
-    if path.suffix in (".yaml", ".yml"):
-        if path.is_file():
-            return path
-        raise FileNotFoundError(f"robot: no file {path}")
-    known = config_path("robots")
-    path = known / f"{name}.yaml"
-    if not path.is_file():
-        names = ", ".join(sorted(p.stem for p in known.glob("*.yaml")))
-        raise FileNotFoundError(f"robot: expected a .yaml file or one of {names}, found {name!r}")
-    return path
 
 
 class PolicyNode(LifecycleNodeMixin, Node):
