@@ -68,7 +68,7 @@ def find_robot(name: str) -> Path:
         if path.is_file():
             return path
         raise FileNotFoundError(f"robot: no file {path}")
-    known = config_path("robots")
+    known = config_path("robots/so101.yaml").parent
     path = known / f"{name}.yaml"
     if not path.is_file():
         names = ", ".join(sorted(p.stem for p in known.glob("*.yaml")))

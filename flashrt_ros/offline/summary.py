@@ -113,7 +113,17 @@ def _lines(summary: Mapping[str, Any]) -> Iterator[str]:
         yield f"{label:<30.30}{cells}" if len(label) <= 30 else f"{label:<34}{cells[4:]}"
     yield f"largest |sum of terms - age|: {summary['terms_off_by_ns']} ns"
     yield ""
-    yield f"{'frames':<12}{'received':>9}{'used':>7}{'supers.':>9}{'late':>6}{'reject.':>9}{'wait':>6}{'lost*':>7}{'?':>4}"
+    titles = {
+        "received": 9,
+        "used": 7,
+        "supers.": 9,
+        "late": 6,
+        "reject.": 9,
+        "wait": 6,
+        "lost*": 7,
+        "?": 4,
+    }
+    yield f"{'frames':<12}" + "".join(f"{title:>{width}}" for title, width in titles.items())
     for name, fates in summary["cameras"].items():
         yield (
             f"{name:<12.12}{fates['received']:>9}{fates['used']:>7}{fates['superseded']:>9}"
