@@ -95,7 +95,11 @@ def sourced_ros() -> str:
 
 def check_ros(distribution: str) -> None:
     """Raises Failure unless base_python() can use the sourced ROS 2 distribution."""
-    missing = [name for name in ("rclpy", "cv_bridge", "cv2") if not succeeds([base_python(), "-c", "import " + name])]
+    missing = [
+        name
+        for name in ("rclpy", "cv_bridge", "cv2")
+        if not succeeds([base_python(), "-c", "import " + name])
+    ]
     if "rclpy" in missing:
         raise Failure(
             f"ROS 2 {distribution} is sourced, but {base_python()} cannot import rclpy: give its own Python, for example `make PYTHON=/usr/bin/"
@@ -180,7 +184,9 @@ def create_venv(ros: str) -> None:
     if run_logged(command + (["--system-site-packages"] if ros else []), BUILD / "venv.log") != 0:
         raise Failure(
             "{} cannot make a virtual environment (on Debian and Ubuntu: `apt-get install python{}.{}-venv`): "
-            "see {}".format(base_python(), sys.version_info[0], sys.version_info[1], BUILD / "venv.log")
+            "see {}".format(
+                base_python(), sys.version_info[0], sys.version_info[1], BUILD / "venv.log"
+            )
         )
 
 
@@ -217,7 +223,9 @@ def build_package() -> None:
     environment = make_environment()
     names = ["CMakeLists.txt", "package.xml", "cmake", "msg"]
     interfaces = hash_of(environment, str(ROOT), digest(ROOT, [ROOT / name for name in names]))
-    installed = digest(ROOT, [ROOT / name for name in ("flashrt_ros", "kernels", "config", "launch")])
+    installed = digest(
+        ROOT, [ROOT / name for name in ("flashrt_ros", "kernels", "config", "launch")]
+    )
     stamp = BUILD / "flashrt_build.json"
     have = read_json(stamp)
     if have == {"environment": environment, "interfaces": interfaces, "installed": installed}:
@@ -232,7 +240,9 @@ def build_package() -> None:
     shutil.rmtree(str(PREFIX), ignore_errors=True)
     cmake("--install", str(BUILD / "cmake"), env=env)
     write_setup(ros)
-    stamp.write_text(json.dumps({"environment": environment, "interfaces": interfaces, "installed": installed}))
+    stamp.write_text(
+        json.dumps({"environment": environment, "interfaces": interfaces, "installed": installed})
+    )
     say(f"installed the package in {shown(PREFIX)}")
 
 
@@ -246,9 +256,25 @@ def build_interfaces(env: dict, keep: bool) -> None:
         shutil.rmtree(str(folder), ignore_errors=True)
     say("building the messages ({})".format(shown(BUILD / "cmake.log")))
     generator = ["-G", "Ninja"] if shutil.which("ninja", path=env["PATH"]) else []
-    options = ["CMAKE_BUILD_TYPE=Release", "BUILD_TESTING=OFF", "Python3_EXECUTABLE={}".format(VENV / "bin" / "python")]
-    options += ["PYTHON_EXECUTABLE={}".format(VENV / "bin" / "python"), f"CMAKE_INSTALL_PREFIX={PREFIX}"]
-    cmake("-S", str(ROOT), "-B", str(folder), *generator, *["-D" + option for option in options], env=env, mode="w")
+    options = [
+        "CMAKE_BUILD_TYPE=Release",
+        "BUILD_TESTING=OFF",
+        "Python3_EXECUTABLE={}".format(VENV / "bin" / "python"),
+    ]
+    options += [
+        "PYTHON_EXECUTABLE={}".format(VENV / "bin" / "python"),
+        f"CMAKE_INSTALL_PREFIX={PREFIX}",
+    ]
+    cmake(
+        "-S",
+        str(ROOT),
+        "-B",
+        str(folder),
+        *generator,
+        *["-D" + option for option in options],
+        env=env,
+        mode="w",
+    )
     cmake("--build", str(folder), "--parallel", env=env)
 
 
@@ -258,7 +284,9 @@ def cmake(*arguments: str, env: dict, mode: str = "a") -> None:
         return
     text = log.read_text(errors="replace")
     reasons = re.findall(r"(?m)^.*(?:error:|CMake Error).*(?:\n  .*)?", text) or ["no reason given"]
-    raise Failure("building the messages failed ({}): see {}".format(" ".join(reasons[-1].split()), log))
+    raise Failure(
+        "building the messages failed ({}): see {}".format(" ".join(reasons[-1].split()), log)
+    )
 
 
 def clean_environment(ros: str) -> dict:
@@ -276,7 +304,10 @@ def clean_environment(ros: str) -> dict:
 
 def library_folders() -> list:
     """Folders of the shared libraries that the ROS wheels brought."""
-    return [str(VENV / "lib"), *sorted(str(path) for path in VENV.glob("lib/python3.*/site-packages/ros_*.libs"))]
+    return [
+        str(VENV / "lib"),
+        *sorted(str(path) for path in VENV.glob("lib/python3.*/site-packages/ros_*.libs")),
+    ]
 
 
 def write_setup(ros: str) -> None:
@@ -288,7 +319,9 @@ def write_setup(ros: str) -> None:
         "AMENT_PREFIX_PATH": [PREFIX],
         "LD_LIBRARY_PATH": [PREFIX / "lib"],
     }
-    lines = ["# Written by `make build`: `source` it to use flashrt, pytest and Python with the built package."]
+    lines = [
+        "# Written by `make build`: `source` it to use flashrt, pytest and Python with the built package."
+    ]
     lines.append(f"export VIRTUAL_ENV={shlex.quote(str(VENV))}")
     if ros:
         lines.append(f'[ "$ROS_DISTRO" = {ros} ] || echo "source ROS 2 {ros} before this file" >&2')
@@ -296,14 +329,18 @@ def write_setup(ros: str) -> None:
         lines.append("unset PYTHONPATH PYTHONHOME AMENT_PREFIX_PATH")
         prepended["AMENT_PREFIX_PATH"].append(VENV)
         prepended["LD_LIBRARY_PATH"] += library_folders()
-        lines.append("# The wheels start Python a second time to set LD_LIBRARY_PATH, unless told that it is set.")
+        lines.append(
+            "# The wheels start Python a second time to set LD_LIBRARY_PATH, unless told that it is set."
+        )
         lines.append("export _ROS_WHEELS_BOOTSTRAP_COMPLETE=1")
     for name, folders in prepended.items():
         joined = shlex.quote(os.pathsep.join(str(folder) for folder in folders))
         lines.append(f"export {name}={joined}${{{name}:+:${name}}}")
     profile = PREFIX / "share" / "flashrt_ros" / "config" / "fastdds.xml"
     if profile.exists():
-        lines.append("# Fast DDS's own shared-memory segment loses camera frames; its name for this changed with Fast DDS 3.")
+        lines.append(
+            "# Fast DDS's own shared-memory segment loses camera frames; its name for this changed with Fast DDS 3."
+        )
         for name in ("FASTDDS_DEFAULT_PROFILES_FILE", "FASTRTPS_DEFAULT_PROFILES_FILE"):
             lines.append(f"export {name}={shlex.quote(str(profile))}")
     lines.append("# The pytest plugins of a ROS distribution do not fit every pytest.")
@@ -332,7 +369,9 @@ def digest(root: Path, paths: list) -> str:
     """Hash over the names and contents of files and folders."""
     files = []
     for path in paths:
-        files += [path] if path.is_file() else [entry for entry in path.rglob("*") if entry.is_file()]
+        files += (
+            [path] if path.is_file() else [entry for entry in path.rglob("*") if entry.is_file()]
+        )
     state = hashlib.sha256()
     for path in sorted(file for file in files if file.suffix != ".pyc"):
         content = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -355,7 +394,9 @@ def run_logged(command: list, log: Path, env: dict | None = None, mode: str = "w
     with open(str(log), mode) as stream:
         stream.write("$ {}\n".format(" ".join(shlex.quote(word) for word in command)))
         stream.flush()
-        return subprocess.call(command, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, env=env)
+        return subprocess.call(
+            command, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, env=env
+        )
 
 
 def succeeds(command: list) -> bool:
@@ -363,7 +404,11 @@ def succeeds(command: list) -> bool:
 
 
 def output(command: list) -> str:
-    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout.decode().strip()
+    return (
+        subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        .stdout.decode()
+        .strip()
+    )
 
 
 def shown(path: Path) -> str:

@@ -7,18 +7,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# Channel order that turns each encoding into RGB; mono is repeated.
-_RGB_CHANNELS: dict[str, tuple[int, tuple[int, int, int]]] = {
-    "rgb8": (3, (0, 1, 2)),
-    "8UC3": (3, (0, 1, 2)),
-    "bgr8": (3, (2, 1, 0)),
-    "rgba8": (4, (0, 1, 2)),
-    "bgra8": (4, (2, 1, 0)),
-    "mono8": (1, (0, 0, 0)),
-    "8UC1": (1, (0, 0, 0)),
+# Channels of each encoding, and the slice that makes RGB of them. None: grey, repeated.
+_RGB = slice(0, 3)
+_BGR = slice(2, None, -1)
+_LAYOUTS: dict[str, tuple[int, slice | None]] = {
+    "rgb8": (3, _RGB),
+    "8UC3": (3, _RGB),
+    "bgr8": (3, _BGR),
+    "rgba8": (4, _RGB),
+    "bgra8": (4, _BGR),
+    "mono8": (1, None),
+    "8UC1": (1, None),
 }
 
-DIRECT_ENCODINGS = tuple(_RGB_CHANNELS)
+DIRECT_ENCODINGS = tuple(_LAYOUTS)
 """Encodings that `rgb_view` takes."""
 
 
@@ -57,7 +59,7 @@ def check_layout(
 
 def bytes_per_pixel(encoding: str) -> int:
     """Bytes of one pixel in an encoding of `DIRECT_ENCODINGS`."""
-    return _RGB_CHANNELS[encoding][0]
+    return _LAYOUTS[encoding][0]
 
 
 def rgb_view(data: Any, height: int, width: int, step: int, encoding: str) -> NDArray[np.uint8]:
@@ -71,17 +73,17 @@ def rgb_view(data: Any, height: int, width: int, step: int, encoding: str) -> ND
         encoding: one of `DIRECT_ENCODINGS`.
 
     Returns:
-        uint8 [height, width, 3] RGB. For rgb8 and bgr8 a view of `data`, perhaps with strides of its own.
+        uint8 [height, width, 3] RGB. A read-only view of `data`, with strides of its own.
 
     Raises:
         ImageError: the buffer does not hold what the arguments say (`check_layout`).
     """
-    channels, order = _RGB_CHANNELS[encoding]
+    channels, rgb = _LAYOUTS[encoding]
     flat = np.frombuffer(data, dtype=np.uint8)
     check_layout(height, width, step, flat.size, channels, encoding)
     pixels = np.lib.stride_tricks.as_strided(
         flat, shape=(height, width, channels), strides=(step, channels, 1), writeable=False
     )
-    if channels == 1:
+    if rgb is None:
         return np.broadcast_to(pixels, (height, width, 3))
-    return pixels[..., ::-1] if order == (2, 1, 0) and channels == 3 else pixels[..., list(order)]
+    return pixels[..., rgb]
