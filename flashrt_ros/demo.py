@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashrt_ros.observation.age_log import AgeLogError, read_records
+from flashrt_ros.observation.age_log import read_records
 from flashrt_ros.offline.run_log import Run, read_run
 from flashrt_ros.offline.summary import summarize, table, write_csv
 from flashrt_ros.offline.timeline_plot import plot_timeline
-from flashrt_ros.paths import config_path
+from flashrt_ros.paths import config_path, executable_path
 
 _START_LIMIT_S = 120.0
 _STOP_LIMIT_S = 10.0
@@ -47,15 +47,19 @@ class DemoSettings:
     """`player`: the arm follows action_player; `trajectory`: the policy's joint trajectories."""
 
 
+def profile_variable() -> str:
+    """Variable that names Fast DDS's profiles: Fast DDS 3 renamed it, and warns at the old one."""
+    fast_dds_2 = os.environ.get("ROS_DISTRO", "") in ("humble", "iron", "jazzy")
+    return "FASTRTPS_DEFAULT_PROFILES_FILE" if fast_dds_2 else "FASTDDS_DEFAULT_PROFILES_FILE"
+
+
 def node_environment() -> dict[str, str]:
     """Environment of the demo's processes: the transport profile, and a ROS domain of its own on this machine only.
 
     What the caller has set stays: ROS_DOMAIN_ID and Fast DDS profiles are respected.
     """
     environment = dict(os.environ)
-    profile = str(config_path("fastdds.xml"))
-    environment.setdefault("FASTDDS_DEFAULT_PROFILES_FILE", profile)
-    environment.setdefault("FASTRTPS_DEFAULT_PROFILES_FILE", profile)
+    environment.setdefault(profile_variable(), str(config_path("fastdds.xml")))
     # A demo must not talk to a robot that happens to be on the network.
     environment.setdefault("ROS_DOMAIN_ID", str(1 + os.getpid() % 100))
     environment.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
@@ -80,7 +84,7 @@ class Processes:
 
     def start(self, node: str, arguments: Sequence[str] = ()) -> subprocess.Popen[bytes]:
         """Start one node of `flashrt_ros.nodes`."""
-        command = [sys.executable, "-m", f"flashrt_ros.nodes.{node}", "--ros-args", *arguments]
+        command = [sys.executable, str(executable_path(node)), "--ros-args", *arguments]
         with self._output(node).open("wb") as output:
             self._running[node] = subprocess.Popen(
                 command, env=self._environment, stdout=output, stderr=subprocess.STDOUT
@@ -197,12 +201,15 @@ def _wait(processes: Processes, settings: DemoSettings, age_log: Path) -> None:
 
 
 def _has_chunk(age_log: Path) -> bool:
+    """Whether the pipeline runs. Raises DemoError when the policy says that it never will."""
     if not age_log.is_file():
         return False
-    try:
-        return any(record["type"] == "chunk" for record in read_records(age_log))
-    except AgeLogError:
-        return False
+    for record in read_records(age_log):
+        if record["type"] == "chunk":
+            return True
+        if record["type"] == "fates" and record["counts"].get("incidents", {}).get("configure_failed"):
+            raise DemoError(f"the policy could not be configured; see {age_log.parent / 'policy.log'}")
+    return False
 
 
 def _progress(what: str, elapsed_s: float, total_s: float | None) -> None:

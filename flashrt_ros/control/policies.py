@@ -50,9 +50,11 @@ class ExpertPolicy:
 
     def __init__(self, robot: Robot) -> None:
         # MuJoCo is needed by those who use the expert only.
+        from flashrt_ros.sim.camera import instruction_colour
         from flashrt_ros.sim.expert import ScriptedExpert
 
         self._expert = ScriptedExpert()
+        self._instruction_colour = instruction_colour
         if tuple(robot.joint_names) != tuple(self._expert.joint_names):
             raise PolicyError(
                 f"the scripted expert moves {list(self._expert.joint_names)}: robot {robot.name!r} has "
@@ -92,7 +94,7 @@ class ExpertPolicy:
 
     def check_instruction(self, instruction: str) -> None:
         """Raise ValueError unless exactly one known colour is named."""
-        self._expert.target_colour(instruction)
+        self._instruction_colour(instruction)
 
     def reset(self) -> None:
         """Forget where blocks were seen."""

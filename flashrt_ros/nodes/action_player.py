@@ -24,18 +24,18 @@ class ActionPlayer(Node):
 
     def __init__(self) -> None:
         super().__init__("action_player")
-        self._parameters = Parameters(self, ACTION_PLAYER)
-        robot = load_robot(find_robot(self._parameters["robot"]))
+        self._settings = Parameters(self, ACTION_PLAYER)
+        robot = load_robot(find_robot(self._settings["robot"]))
         self._names = robot.joint_names
-        self._player = ChunkPlayer(self._names, self._parameters.ns("max_age_ms"))
+        self._player = ChunkPlayer(self._names, self._settings.ns("max_age_ms"))
         self._told = ""
-        self._interface = self._parameters["interface"]
+        self._interface = self._settings["interface"]
         kind = JointState if self._interface == "joint_state" else Float64MultiArray
         self._commands = self.create_publisher(kind, "~/command", RELIABLE)
         self._applied = self.create_publisher(ActionApplied, "~/action_applied", RELIABLE)
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", RELIABLE)
         self.create_subscription(ActionChunk, "policy/action_chunk", self._on_chunk, RELIABLE)
-        self.create_timer(1.0 / self._parameters["rate"], self._tick)
+        self.create_timer(1.0 / self._settings["rate"], self._tick)
         self.create_timer(1.0, self._publish_diagnostics)
 
     def close(self) -> None:
@@ -56,7 +56,7 @@ class ActionPlayer(Node):
             )
 
     def _tick(self) -> None:
-        self._player.max_age_ns = self._parameters.ns("max_age_ms")
+        self._player.max_age_ns = self._settings.ns("max_age_ms")
         now_ns = self._now_ns()
         action = self._player.due(now_ns)
         if self._player.hold_reason != self._told:

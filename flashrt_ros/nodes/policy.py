@@ -60,7 +60,7 @@ class PolicyNode(LifecycleNodeMixin, Node):
         self._own_instructions: deque[str] = deque(maxlen=16)
         self.holds: Counter[str] = Counter()
         self.incidents: Counter[str] = Counter()
-        self._parameters = Parameters(self, POLICY, self._check_parameter, self._parameter_changed)
+        self._settings = Parameters(self, POLICY, self._check_parameter, self._parameter_changed)
 
         self._chunks = self.create_publisher(ActionChunk, "~/action_chunk", RELIABLE)
         self._trajectories = self.create_publisher(JointTrajectory, "~/joint_trajectory", RELIABLE)
@@ -68,7 +68,7 @@ class PolicyNode(LifecycleNodeMixin, Node):
         self._instructions = self.create_publisher(String, "~/instruction", LATCHED)
         self.create_subscription(String, "~/instruction", self._on_instruction, LATCHED)
         self.create_service(Trigger, "~/reset", self._on_reset)
-        self.create_timer(1.0 / self._parameters["diagnostics_rate"], self._publish_diagnostics)
+        self.create_timer(1.0 / self._settings["diagnostics_rate"], self._publish_diagnostics)
         self.create_timer(_WATCH_PERIOD_S, self._watch)
         self._jump_handle = self.get_clock().create_jump_callback(
             JumpThreshold(
@@ -76,9 +76,9 @@ class PolicyNode(LifecycleNodeMixin, Node):
             ),
             post_callback=self._on_clock_jump,
         )
-        if self._parameters["instruction"]:
-            self._announce_instruction(self._parameters["instruction"])
-        if self._parameters["autostart"]:
+        if self._settings["instruction"]:
+            self._announce_instruction(self._settings["instruction"])
+        if self._settings["autostart"]:
             self._autostart = self.create_timer(0.0, self._start, callback_group=lifecycle_group)
 
     # ------------------------------------------------------------ lifecycle
@@ -86,10 +86,10 @@ class PolicyNode(LifecycleNodeMixin, Node):
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Load the robot contract and the policy."""
         try:
-            robot = load_robot(find_robot(self._parameters["robot"]))
-            policy = build_policy(self._parameters["checkpoint"], robot, progress=self._tell)
+            robot = load_robot(find_robot(self._settings["robot"]))
+            policy = build_policy(self._settings["checkpoint"], robot, progress=self._tell)
             self._session = PolicySession(policy, robot, clock_ns=self._now_ns)
-            self._check_parameter("instruction", self._parameters["instruction"])
+            self._check_parameter("instruction", self._settings["instruction"])
         except Exception as error:
             self._session = None
             return self._failed("configure", error)
@@ -108,7 +108,7 @@ class PolicyNode(LifecycleNodeMixin, Node):
             session.reset(RESET_EPISODE)
             self._holding = ""
             self._last_publish_ns = self._now_ns()
-            self._inputs = ObservationInputs(self, session.robot, self._parameters)
+            self._inputs = ObservationInputs(self, session.robot, self._settings)
         except Exception as error:
             return self._failed("activate", error)
         self._worker = threading.Thread(
@@ -186,15 +186,15 @@ class PolicyNode(LifecycleNodeMixin, Node):
     def _infer(
         self, session: PolicySession, inputs: ObservationInputs, frame_set: FrameSet
     ) -> None:
-        instruction = self._parameters["instruction"]
+        instruction = self._settings["instruction"]
         if not instruction:
             inputs.reject("no_instruction")
             return
-        if self._now_ns() - frame_set.stamp_ns > self._parameters.ns("max_age_ms"):
+        if self._now_ns() - frame_set.stamp_ns > self._settings.ns("max_age_ms"):
             inputs.reject("stale")
             return
         observation = inputs.observe(frame_set)
-        session.start = Start(self._parameters["start"])
+        session.start = Start(self._settings["start"])
         inference = session.step(observation, instruction)
         chunk = session.publish(observation, inference)
         if chunk is None:
@@ -205,7 +205,7 @@ class PolicyNode(LifecycleNodeMixin, Node):
             )
             return
         self._chunks.publish(chunk_message(chunk, observation, session.robot))
-        if not self._parameters["dry_run"]:
+        if not self._settings["dry_run"]:
             trajectory = trajectory_message(chunk, session.robot, self._now_ns())
             if trajectory is not None:
                 self._trajectories.publish(trajectory)
@@ -222,11 +222,11 @@ class PolicyNode(LifecycleNodeMixin, Node):
         if inputs is None or session is None:
             return
         now_ns = self._now_ns()
-        inputs.watchdog.max_silence_ns = max_age_ns = self._parameters.ns("max_age_ms")
+        inputs.watchdog.max_silence_ns = max_age_ns = self._settings.ns("max_age_ms")
         silent = inputs.watchdog.silent(now_ns)
         if silent:
             self._hold(session, inputs, f"silent: {', '.join(silent)}", now_ns)
-        elif self._parameters["instruction"] and now_ns - self._last_publish_ns > max_age_ns:
+        elif self._settings["instruction"] and now_ns - self._last_publish_ns > max_age_ns:
             self._hold(session, inputs, "no chunk", now_ns)
 
     def _hold(
@@ -238,7 +238,7 @@ class PolicyNode(LifecycleNodeMixin, Node):
         self.holds[reason] += 1
         session.reset(RESET_HOLD)
         self.get_logger().error(f"holding the robot: {reason}")
-        if self._parameters["dry_run"]:
+        if self._settings["dry_run"]:
             return
         try:
             positions = inputs.joint_states.nearest(now_ns).positions
@@ -297,7 +297,7 @@ class PolicyNode(LifecycleNodeMixin, Node):
         if message.data in self._own_instructions:
             self._own_instructions.remove(message.data)
             return
-        if message.data == self._parameters["instruction"]:
+        if message.data == self._settings["instruction"]:
             return
         (result,) = self.set_parameters([RosParameter("instruction", value=message.data)])
         if not result.successful:

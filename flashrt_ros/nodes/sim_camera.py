@@ -24,15 +24,15 @@ class SimCamera(Node):
 
     def __init__(self) -> None:
         super().__init__("sim_camera")
-        self._parameters = Parameters(self, SIM_CAMERA)
+        self._settings = Parameters(self, SIM_CAMERA)
         self._world = BeltWorld(
-            seed=self._parameters["seed"],
-            image_size=(self._parameters["image_height"], self._parameters["image_width"]),
+            seed=self._settings["seed"],
+            image_size=(self._settings["image_height"], self._settings["image_width"]),
         )
-        self._random = random.Random(self._parameters["seed"])
+        self._random = random.Random(self._settings["seed"])
         self._images = {
             camera: self.create_publisher(Image, f"{camera}/image_raw", sensor_qos(4))
-            for camera in self._parameters["cameras"]
+            for camera in self._settings["cameras"]
         }
         for camera in self._images:
             # The first picture takes a while: have it before a shutter opens, and fail here if there is no OpenGL.
@@ -48,7 +48,7 @@ class SimCamera(Node):
 
     def _on_shutter(self, message: JointState) -> None:
         camera = message.header.frame_id
-        if camera not in self._images or self._random.random() < self._parameters["drop"]:
+        if camera not in self._images or self._random.random() < self._settings["drop"]:
             return
         self._world.set_state(np.frombuffer(message.position, dtype=np.float64))
         pixels = self._world.render(camera)
@@ -61,8 +61,8 @@ class SimCamera(Node):
             step=width * channels,
         )
         image.data = array.array("B", pixels.tobytes())
-        delay_ms = self._parameters["delay_ms"]
-        jitter_ms = self._parameters["jitter_ms"]
+        delay_ms = self._settings["delay_ms"]
+        jitter_ms = self._settings["jitter_ms"]
         wait_s = max(0.0, self._random.gauss(delay_ms, jitter_ms)) / 1e3
         if wait_s == 0.0:
             self._images[camera].publish(image)
