@@ -29,3 +29,18 @@ def config_path(name: str) -> Path:
             return folder / name
     present = [str(folder) for folder in folders if folder.is_dir()] or [str(folders[0])]
     raise FileNotFoundError(f"no {name!r} in config/ as installed, looked in {', '.join(present)}")
+
+
+def executable_path(name: str) -> Path:
+    """Path of one node's executable in ``lib/flashrt_ros`` of the prefix that holds this package.
+
+    Raises:
+        FileNotFoundError: the package was installed without its nodes (by pip, as the core alone).
+    """
+    for parent in _MODULE.parents:
+        path = parent / "lib" / "flashrt_ros" / name
+        if path.is_file():
+            return path
+    raise FileNotFoundError(
+        f"no node {name!r} beside {_MODULE}: build the ROS package with `make build` or colcon; pip installs the core alone"
+    )
