@@ -8,7 +8,7 @@ _MODULE = Path(__file__).parent
 
 
 def config_path(name: str) -> Path:
-    """Path of one file of config/, for example ``robots/so101.yaml`` or ``fastdds.xml``.
+    """Path of a file or folder of config/, for example ``fastdds.xml`` or ``robots/so101.yaml``.
 
     Looks where each way of installing puts them: inside the package (pip), beside it (a checkout), and in
     ``share/flashrt_ros`` of the prefix that holds the package (colcon, ament, ``make build``).
@@ -17,18 +17,18 @@ def config_path(name: str) -> Path:
         name: path below config/, with forward slashes.
 
     Returns:
-        The path of the existing file.
+        The path of the existing file or folder.
 
     Raises:
-        FileNotFoundError: no such file in any of them; the message lists the folders searched.
+        FileNotFoundError: nothing of that name in any of them; the message lists the folders searched.
     """
     shares = [parent / "share" / "flashrt_ros" / "config" for parent in _MODULE.parents]
     folders = [_MODULE / "config", _MODULE.parent / "config", *shares]
     for folder in folders:
-        if (folder / name).is_file():
+        if (folder / name).exists():
             return folder / name
     present = [str(folder) for folder in folders if folder.is_dir()] or [str(folders[0])]
-    raise FileNotFoundError(f"no config file {name!r} in {', '.join(present)}")
+    raise FileNotFoundError(f"no {name!r} in config/ as installed, looked in {', '.join(present)}")
 
 
 def executable_path(name: str) -> Path:

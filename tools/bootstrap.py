@@ -30,6 +30,7 @@ VENV = ROOT / os.environ.get("VENV", ".venv")
 BUILD = ROOT / os.environ.get("BUILD", "build")
 PREFIX = BUILD / "prefix"
 OLDEST, NEWEST = (3, 10), (3, 13)
+VERSION = "{}.{}".format(*sys.version_info[:2])
 # Changing what env() or build() do to the folders changes this number, so that older folders are made anew.
 RECIPE = 1
 
@@ -40,7 +41,7 @@ NO_NETWORK = re.compile(
 )
 
 
-class Failure(Exception):
+class SetupError(Exception):
     """Set-up cannot go on; the message is the one sentence that the user reads."""
 
 
@@ -53,10 +54,10 @@ def main() -> int:
     try:
         use_supported_python()
         own(BUILD)
-        with open(str(BUILD / ".lock"), "w") as lock:
+        with (BUILD / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             steps[sys.argv[1]]()
-    except (Failure, OSError) as failure:
+    except (SetupError, OSError) as failure:
         print(f"flashrt_ros: {failure}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -65,7 +66,7 @@ def main() -> int:
     return 0
 
 
-# --- the machine -----------------------------------------------------------------------------------------------------
+# --- the machine
 
 
 def use_supported_python() -> None:
@@ -76,10 +77,9 @@ def use_supported_python() -> None:
         for name in ("python3.12", "python3.11", "python3.13", "python3.10"):
             if shutil.which(name) and succeeds([name, "-c", ""]):
                 os.execvp(name, [name, *sys.argv])
-    raise Failure(
-        "Python {}.{} at {} is not supported: name a Python 3.10 to 3.13, for example `make PYTHON=python3.11`".format(
-            *sys.version_info[:2], sys.executable
-        )
+    raise SetupError(
+        f"{sys.executable} is Python {VERSION}, which is not supported: name a Python 3.10 to 3.13, "
+        "for example `make PYTHON=python3.11`"
     )
 
 
@@ -94,22 +94,18 @@ def sourced_ros() -> str:
 
 
 def check_ros(distribution: str) -> None:
-    """Raises Failure unless base_python() can use the sourced ROS 2 distribution."""
-    missing = [
-        name
-        for name in ("rclpy", "cv_bridge", "cv2")
-        if not succeeds([base_python(), "-c", "import " + name])
-    ]
+    """Raises SetupError unless base_python() can use the sourced ROS 2 distribution."""
+    needed = ("rclpy", "cv_bridge", "cv2")
+    missing = [name for name in needed if not succeeds([base_python(), "-c", f"import {name}"])]
     if "rclpy" in missing:
-        raise Failure(
-            f"ROS 2 {distribution} is sourced, but {base_python()} cannot import rclpy: give its own Python, for example `make PYTHON=/usr/bin/"
-            "python3`, or use a shell without ROS to take ROS 2 from wheels"
+        raise SetupError(
+            f"ROS 2 {distribution} is sourced, but {base_python()} cannot import rclpy: give its own Python, for "
+            "example `make PYTHON=/usr/bin/python3`, or use a shell without ROS to take ROS 2 from wheels"
         )
     if missing:
-        raise Failure(
-            "the sourced ROS 2 {0} lacks {1}: `apt-get install ros-{0}-cv-bridge python3-opencv`".format(
-                distribution, " and ".join(missing)
-            )
+        raise SetupError(
+            f"the sourced ROS 2 {distribution} lacks {' and '.join(missing)}: "
+            f"`apt-get install ros-{distribution}-cv-bridge python3-opencv`"
         )
 
 
@@ -137,177 +133,181 @@ def provide_rendering() -> None:
         return
     line = "apt-get install -y --no-install-recommends " + RENDER_APT
     if os.geteuid() != 0 or not shutil.which("apt-get"):
-        raise Failure(f"rendering needs EGL and Mesa: `sudo {line}`")
+        raise SetupError(f"rendering needs EGL and Mesa: `sudo {line}`")
     say("installing the system libraries for rendering: " + RENDER_APT)
     log = BUILD / "apt.log"
-    run_logged(["apt-get", "update"], log)
-    if run_logged(shlex.split(line), log, mode="a") != 0 or not present():
-        raise Failure(f"rendering needs EGL and Mesa, and `{line}` failed: see {log}")
+    quiet = dict(os.environ, DEBIAN_FRONTEND="noninteractive")
+    run_logged(["apt-get", "update"], log, env=quiet)
+    if run_logged(shlex.split(line), log, env=quiet, mode="a") != 0 or not present():
+        raise SetupError(f"rendering needs EGL and Mesa, and `{line}` failed: see {shown(log)}")
 
 
-# --- the environment -------------------------------------------------------------------------------------------------
+# --- the environment
 
 
 def make_environment() -> str:
     """Makes or updates the virtual environment; returns the key of its contents."""
     ros = sourced_ros()
     # What a change of makes the environment anew, and what it is only brought up to.
-    base = f"{RECIPE} {os.path.realpath(base_python())} {sys.version} {ros or 'wheels'}"
-    wanted = digest(ROOT, [ROOT / "requirements"])
+    base = f"{RECIPE} {VENV} {os.path.realpath(base_python())} {sys.version} {ros or 'wheels'}"
+    wanted = digest([ROOT / "requirements"])
     stamp = VENV / "flashrt_env.json"
     have = read_json(stamp)
-    if have == {"base": base, "requirements": wanted} and (VENV / "bin" / "python").exists():
+    runs = (VENV / "bin" / "python").exists()
+    if runs and have == {"base": base, "requirements": wanted}:
         return base + wanted
     if ros:
         check_ros(ros)
     if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
-        version = "{}.{}".format(*sys.version_info[:2])
-        raise Failure(
-            f"{base_python()} has no headers to build the messages with (Python.h): `apt-get install python{version}-dev`"
+        raise SetupError(
+            f"{base_python()} has no headers (Python.h) to build the messages with: "
+            f"`apt-get install python{VERSION}-dev`"
         )
-    if have.get("base") != base:
+    # Without its stamp an environment is one that an interruption left half made.
+    if not runs or have.get("base") != base:
         create_venv(ros)
-    if stamp.exists():
-        stamp.unlink()
+    stamp.unlink(missing_ok=True)
     install_packages(ros)
     stamp.write_text(json.dumps({"base": base, "requirements": wanted}))
     return base + wanted
 
 
 def create_venv(ros: str) -> None:
-    say("making the environment {} with Python {}.{}.{}".format(shown(VENV), *sys.version_info[:3]))
+    """Makes $VENV anew, in sight of a sourced ROS 2's Python packages."""
+    say(f"making the environment {shown(VENV)} with Python {VERSION}")
     if Path(sys.prefix) == VENV:
-        raise Failure(f"{shown(VENV)} must be made anew, but its Python runs this: use a new shell")
+        raise SetupError(
+            f"{shown(VENV)} must be made anew, but its Python runs this: use a new shell"
+        )
     discard(VENV)
     own(VENV)
     command = [base_python(), "-m", "venv", str(VENV)]
-    if run_logged(command + (["--system-site-packages"] if ros else []), BUILD / "venv.log") != 0:
-        raise Failure(
-            "{} cannot make a virtual environment (on Debian and Ubuntu: `apt-get install python{}.{}-venv`): "
-            "see {}".format(
-                base_python(), sys.version_info[0], sys.version_info[1], BUILD / "venv.log"
-            )
+    log = BUILD / "venv.log"
+    if run_logged(command + (["--system-site-packages"] if ros else []), log) != 0:
+        raise SetupError(
+            f"{base_python()} cannot make a virtual environment (on Debian and Ubuntu: "
+            f"`apt-get install python{VERSION}-venv`): see {shown(log)}"
         )
 
 
 def install_packages(ros: str) -> None:
-    wheels = ROOT / "requirements" / "wheels.txt"
-    if ros:
-        # The distribution's compiled extensions (cv_bridge) crash under another NumPy than they were built for, and a
-        # machine with its own build of torch keeps it.
-        common = (ROOT / "requirements" / "common.txt").read_text()
-        probe = "import importlib.metadata as m; print(m.version('{}'))"
-        numpy = output([base_python(), "-c", probe.format("numpy")])
-        if output([base_python(), "-c", probe.format("torch")]):
-            common = re.sub(r"(?m)^torch==.*$", "torch>=2.5", common)
-        wheels = BUILD / "requirements.txt"
-        wheels.write_text(common + (f"numpy=={numpy}\n" if numpy else ""))
-    say("installing {} (this takes minutes; {})".format(shown(wheels), shown(BUILD / "pip.log")))
-    pip = [str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--no-input"]
-    # Compiling 15,000 files that are mostly never imported takes a quarter of the time.
-    command = [*pip, "install", "--no-compile", "-r", str(wheels)]
+    """Installs what requirements/ lists into $VENV; the log is $BUILD/pip.log."""
+    requirements = adapted_requirements() if ros else ROOT / "requirements" / "wheels.txt"
     log = BUILD / "pip.log"
-    if run_logged(command, log, env=clean_environment(ros)) != 0:
-        text = log.read_text(errors="replace")
-        if NO_NETWORK.search(text):
-            raise Failure(f"pip cannot reach its package index, the network seems down: see {log}")
-        errors = re.findall(r"(?m)^ *(?:ERROR: )(.+)$", text) or ["no reason given"]
-        raise Failure("pip failed ({}): see {}".format(errors[0].rstrip("."), log))
+    say(f"installing {shown(requirements)}, which takes minutes ({shown(log)})")
+    pip = [str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--no-input"]
+    # Compiling 15,000 files, most of which are never imported, takes a quarter of the time.
+    command = [*pip, "install", "--no-compile", "-r", str(requirements)]
+    if run_logged(command, log, env=clean_environment(ros)) == 0:
+        return
+    text = log.read_text(errors="replace")
+    if NO_NETWORK.search(text):
+        raise SetupError(
+            f"pip cannot reach its package index, the network seems down: see {shown(log)}"
+        )
+    errors = re.findall(r"(?m)^ *ERROR: (.+)$", text) or ["no reason given"]
+    raise SetupError(f"pip failed ({errors[0].rstrip('.')}): see {shown(log)}")
 
 
-# --- the package -----------------------------------------------------------------------------------------------------
+def adapted_requirements() -> Path:
+    """Writes the requirements beside a sourced ROS 2: with its NumPy and, where there is one, its torch.
+
+    Its compiled extensions (cv_bridge) crash under another NumPy than they were built for.
+    """
+    probe = "import importlib.metadata as m; print(m.version('{}'))"
+    text = (ROOT / "requirements" / "common.txt").read_text()
+    numpy = output([base_python(), "-c", probe.format("numpy")])
+    if numpy:
+        text += f"numpy=={numpy}\n"
+    if output([base_python(), "-c", probe.format("torch")]):
+        text = re.sub(r"(?m)^torch==.*$", "torch>=2.5", text)
+    adapted = BUILD / "requirements.txt"
+    adapted.write_text(text)
+    return adapted
+
+
+# --- the package
 
 
 def build_package() -> None:
-    """Brings $BUILD/prefix and $BUILD/setup.bash up to the checkout: messages where they changed, Python files always."""
+    """Brings $BUILD/prefix and $BUILD/setup.bash up to the checkout."""
     environment = make_environment()
-    names = ["CMakeLists.txt", "package.xml", "cmake", "msg"]
-    interfaces = hash_of(environment, str(ROOT), digest(ROOT, [ROOT / name for name in names]))
-    installed = digest(
-        ROOT, [ROOT / name for name in ("flashrt_ros", "kernels", "config", "launch")]
-    )
+    sources = [ROOT / name for name in ("CMakeLists.txt", "package.xml", "cmake", "msg")]
+    files = [ROOT / name for name in ("flashrt_ros", "kernels", "config", "launch")]
+    wanted = {
+        "environment": f"{environment} {PREFIX}",
+        "interfaces": digest(sources),
+        "files": digest(files),
+    }
     stamp = BUILD / "flashrt_build.json"
     have = read_json(stamp)
-    if have == {"environment": environment, "interfaces": interfaces, "installed": installed}:
+    if have == wanted:
         return
-    if stamp.exists():
-        stamp.unlink()
+    stamp.unlink(missing_ok=True)
     ros = sourced_ros()
     env = clean_environment(ros)
-    if have.get("interfaces") != interfaces:
-        build_interfaces(env, keep=have.get("environment") == environment)
+    same_environment = have.get("environment") == wanted["environment"]
+    if not same_environment or have.get("interfaces") != wanted["interfaces"]:
+        build_interfaces(env, anew=not same_environment)
     # Made anew, so that a file deleted from the checkout is gone from here too.
-    shutil.rmtree(str(PREFIX), ignore_errors=True)
+    shutil.rmtree(PREFIX, ignore_errors=True)
     cmake("--install", str(BUILD / "cmake"), env=env)
     write_setup(ros)
-    stamp.write_text(
-        json.dumps({"environment": environment, "interfaces": interfaces, "installed": installed})
-    )
+    stamp.write_text(json.dumps(wanted))
     say(f"installed the package in {shown(PREFIX)}")
 
 
-def build_interfaces(env: dict, keep: bool) -> None:
+def build_interfaces(env: dict[str, str], anew: bool) -> None:
+    """Generates and compiles the messages in $BUILD/cmake."""
     if not any(shutil.which(name) for name in (os.environ.get("CXX", "c++"), "g++", "clang++")):
-        raise Failure("no C++ compiler found to build the messages with: `apt-get install g++`")
+        raise SetupError("no C++ compiler to build the messages with: `apt-get install g++`")
     if not shutil.which("cmake", path=env["PATH"]):
-        raise Failure("no cmake found to build the messages with: `apt-get install cmake`")
+        raise SetupError("no cmake to build the messages with: `apt-get install cmake`")
     folder = BUILD / "cmake"
-    if not keep:
-        shutil.rmtree(str(folder), ignore_errors=True)
-    say("building the messages ({})".format(shown(BUILD / "cmake.log")))
-    generator = ["-G", "Ninja"] if shutil.which("ninja", path=env["PATH"]) else []
+    if anew:
+        shutil.rmtree(folder, ignore_errors=True)
+    say(f"building the messages ({shown(BUILD / 'cmake.log')})")
+    python = VENV / "bin" / "python"
     options = [
-        "CMAKE_BUILD_TYPE=Release",
-        "BUILD_TESTING=OFF",
-        "Python3_EXECUTABLE={}".format(VENV / "bin" / "python"),
+        "-DBUILD_TESTING=OFF",
+        "-DCMAKE_BUILD_TYPE=Release",
+        f"-DCMAKE_INSTALL_PREFIX={PREFIX}",
+        f"-DPython3_EXECUTABLE={python}",
     ]
-    options += [
-        "PYTHON_EXECUTABLE={}".format(VENV / "bin" / "python"),
-        f"CMAKE_INSTALL_PREFIX={PREFIX}",
-    ]
-    cmake(
-        "-S",
-        str(ROOT),
-        "-B",
-        str(folder),
-        *generator,
-        *["-D" + option for option in options],
-        env=env,
-        mode="w",
-    )
+    if shutil.which("ninja", path=env["PATH"]):
+        options += ["-G", "Ninja"]
+    cmake("-S", str(ROOT), "-B", str(folder), *options, env=env, mode="w")
     cmake("--build", str(folder), "--parallel", env=env)
 
 
-def cmake(*arguments: str, env: dict, mode: str = "a") -> None:
+def cmake(*arguments: str, env: dict[str, str], mode: str = "a") -> None:
+    """Runs cmake into $BUILD/cmake.log; raises SetupError with its last error."""
     log = BUILD / "cmake.log"
     if run_logged(["cmake", *arguments], log, env=env, mode=mode) == 0:
         return
     text = log.read_text(errors="replace")
-    reasons = re.findall(r"(?m)^.*(?:error:|CMake Error).*(?:\n  .*)?", text) or ["no reason given"]
-    raise Failure(
-        "building the messages failed ({}): see {}".format(" ".join(reasons[-1].split()), log)
+    errors = re.findall(r"(?m)^.*(?:error:|CMake Error).*(?:\n  .*)*", text) or ["no reason given"]
+    raise SetupError(
+        f"building the messages failed ({' '.join(errors[-1].split())}): see {shown(log)}"
     )
 
 
-def clean_environment(ros: str) -> dict:
-    """The environment to build in: with ROS as sourced, without it free of everything that points elsewhere."""
+def clean_environment(ros: str) -> dict[str, str]:
+    """The environment to build in: with ROS as sourced, without it free of what points to other packages."""
     env = dict(os.environ, VIRTUAL_ENV=str(VENV))
     env["PATH"] = os.pathsep.join([str(VENV / "bin"), env.get("PATH", os.defpath)])
     if not ros:
         for name in ("PYTHONPATH", "PYTHONHOME", "CMAKE_PREFIX_PATH", "COLCON_PREFIX_PATH"):
             env.pop(name, None)
         env["AMENT_PREFIX_PATH"] = str(VENV)
-        env["LD_LIBRARY_PATH"] = os.pathsep.join(library_folders())
+        env["LD_LIBRARY_PATH"] = os.pathsep.join(map(str, library_folders()))
         env["_ROS_WHEELS_BOOTSTRAP_COMPLETE"] = "1"
     return env
 
 
-def library_folders() -> list:
+def library_folders() -> list[Path]:
     """Folders of the shared libraries that the ROS wheels brought."""
-    return [
-        str(VENV / "lib"),
-        *sorted(str(path) for path in VENV.glob("lib/python3.*/site-packages/ros_*.libs")),
-    ]
+    return [VENV / "lib", *sorted(VENV.glob("lib/python3.*/site-packages/ros_*.libs"))]
 
 
 def write_setup(ros: str) -> None:
@@ -320,35 +320,33 @@ def write_setup(ros: str) -> None:
         "LD_LIBRARY_PATH": [PREFIX / "lib"],
     }
     lines = [
-        "# Written by `make build`: `source` it to use flashrt, pytest and Python with the built package."
+        "# Written by `make build`. `source` it to run flashrt, pytest and Python on the built package.",
+        f"export VIRTUAL_ENV={shlex.quote(str(VENV))}",
     ]
-    lines.append(f"export VIRTUAL_ENV={shlex.quote(str(VENV))}")
     if ros:
-        lines.append(f'[ "$ROS_DISTRO" = {ros} ] || echo "source ROS 2 {ros} before this file" >&2')
+        lines.append(f'[ "${{ROS_DISTRO:-}}" = {ros} ] || echo "source ROS 2 {ros} first" >&2')
     else:
-        lines.append("unset PYTHONPATH PYTHONHOME AMENT_PREFIX_PATH")
         prepended["AMENT_PREFIX_PATH"].append(VENV)
         prepended["LD_LIBRARY_PATH"] += library_folders()
-        lines.append(
-            "# The wheels start Python a second time to set LD_LIBRARY_PATH, unless told that it is set."
-        )
-        lines.append("export _ROS_WHEELS_BOOTSTRAP_COMPLETE=1")
+        lines += [
+            "unset PYTHONPATH PYTHONHOME AMENT_PREFIX_PATH",
+            "# The wheels start Python a second time to set LD_LIBRARY_PATH, unless told that it is set.",
+            "export _ROS_WHEELS_BOOTSTRAP_COMPLETE=1",
+        ]
     for name, folders in prepended.items():
-        joined = shlex.quote(os.pathsep.join(str(folder) for folder in folders))
+        joined = shlex.quote(os.pathsep.join(map(str, folders)))
         lines.append(f"export {name}={joined}${{{name}:+:${name}}}")
-    profile = PREFIX / "share" / "flashrt_ros" / "config" / "fastdds.xml"
-    if profile.exists():
-        lines.append(
-            "# Fast DDS's own shared-memory segment loses camera frames; its name for this changed with Fast DDS 3."
-        )
-        for name in ("FASTDDS_DEFAULT_PROFILES_FILE", "FASTRTPS_DEFAULT_PROFILES_FILE"):
-            lines.append(f"export {name}={shlex.quote(str(profile))}")
-    lines.append("# The pytest plugins of a ROS distribution do not fit every pytest.")
-    lines.append("export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1")
+    profile = shlex.quote(str(PREFIX / "share" / "flashrt_ros" / "config" / "fastdds.xml"))
+    lines += [
+        "# Fast DDS's own shared-memory segment loses camera frames. The name changed with Fast DDS 3.",
+        f"export FASTDDS_DEFAULT_PROFILES_FILE={profile} FASTRTPS_DEFAULT_PROFILES_FILE={profile}",
+        "# The pytest plugins of a ROS distribution do not fit every pytest.",
+        "export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1",
+    ]
     (BUILD / "setup.bash").write_text("\n".join(lines) + "\n")
 
 
-# --- small tools -----------------------------------------------------------------------------------------------------
+# --- small tools
 
 
 def own(folder: Path) -> None:
@@ -360,67 +358,62 @@ def own(folder: Path) -> None:
 def discard(folder: Path) -> None:
     """Deletes a folder that own() or venv made, and no other."""
     if folder.exists() and any(folder.iterdir()):
-        if not (folder / "COLCON_IGNORE").exists() and not (folder / "pyvenv.cfg").exists():
-            raise Failure(f"{folder} exists and is not a virtual environment: give another VENV")
-        shutil.rmtree(str(folder))
+        if not any((folder / name).exists() for name in ("COLCON_IGNORE", "pyvenv.cfg")):
+            raise SetupError(f"{folder} is not a virtual environment: give another VENV")
+        shutil.rmtree(folder)
 
 
-def digest(root: Path, paths: list) -> str:
-    """Hash over the names and contents of files and folders."""
-    files = []
-    for path in paths:
-        files += (
-            [path] if path.is_file() else [entry for entry in path.rglob("*") if entry.is_file()]
-        )
+def digest(paths: list[Path]) -> str:
+    """Hash over the names and contents of files and of what folders hold."""
+    files = [file for path in paths for file in (path, *path.rglob("*")) if file.is_file()]
     state = hashlib.sha256()
     for path in sorted(file for file in files if file.suffix != ".pyc"):
         content = hashlib.sha256(path.read_bytes()).hexdigest()
-        state.update(f"{path.relative_to(root)} {content}\n".encode())
+        state.update(f"{path.relative_to(ROOT)} {content}\n".encode())
     return state.hexdigest()
 
 
-def hash_of(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
-
-
-def read_json(path: Path) -> dict:
+def read_json(path: Path) -> dict[str, str]:
+    """Contents of a stamp file; empty where it is missing or torn."""
     try:
-        return json.loads(path.read_text())
+        return dict(json.loads(path.read_text()))
     except (OSError, ValueError):
         return {}
 
 
-def run_logged(command: list, log: Path, env: dict | None = None, mode: str = "w") -> int:
-    with open(str(log), mode) as stream:
-        stream.write("$ {}\n".format(" ".join(shlex.quote(word) for word in command)))
+def run_logged(
+    command: list[str], log: Path, env: dict[str, str] | None = None, mode: str = "w"
+) -> int:
+    """Runs a command with its output in a file; returns its exit code."""
+    with log.open(mode) as stream:
+        stream.write(f"$ {' '.join(map(shlex.quote, command))}\n")
         stream.flush()
         return subprocess.call(
             command, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, env=env
         )
 
 
-def succeeds(command: list) -> bool:
-    return subprocess.call(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) == 0
+def succeeds(command: list[str]) -> bool:
+    """Whether a command exits with 0."""
+    return subprocess.run(command, capture_output=True).returncode == 0
 
 
-def output(command: list) -> str:
-    return (
-        subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        .stdout.decode()
-        .strip()
-    )
+def output(command: list[str]) -> str:
+    """What a command prints, stripped; empty where it fails."""
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
 
 def shown(path: Path) -> str:
+    """A path as the user would write it from the checkout."""
     return str(path.relative_to(ROOT)) if ROOT in path.parents else str(path)
 
 
-START = time.monotonic()
-
-
 def say(text: str) -> None:
+    """Progress, with the seconds since the start."""
     print(f"[{time.monotonic() - START:5.1f} s] {text}", flush=True)
 
+
+START = time.monotonic()
 
 if __name__ == "__main__":
     sys.exit(main())
