@@ -36,7 +36,7 @@ class RenderingUnavailableError(RuntimeError):
 
 _EGL_HINT = (
     "no OpenGL for rendering: EGL could not be opened; "
-    "install it with `apt install libegl1 libgl1-mesa-dri` (older releases: libegl1-mesa)"
+    "install it with `apt install libegl1 libegl-mesa0 libgl1-mesa-dri`"
 )
 
 try:
@@ -120,8 +120,7 @@ class BeltWorld:
         slots = np.linspace(-0.17, 0.17, count) if count > 1 else np.zeros(1)
         slack = 0.5 * max(0.0, 0.34 / max(count - 1, 1) - 4.0 * BLOCK_HALF_SIZE_M)
         y = random.permutation(slots) + random.uniform(-slack, slack, count)
-        # A moving belt starts further back, so that no block is carried off before an arm could get
-        # there.
+        # A moving belt starts further back, so that every block is met before it is gone.
         y = np.clip(y, -0.21, 0.21) - np.clip(self.belt_speed_m_s * 1.0, -0.08, 0.08)
         x = BELT_CENTRE_X_M + random.uniform(-0.045, 0.045, count)
         yaw = random.uniform(-0.4, 0.4, count)
@@ -139,8 +138,10 @@ class BeltWorld:
         self.step_until(self.time_s + duration_s)
 
     def step_until(self, time_s: float) -> None:
-        """Run the physics to the last step at or before `time_s`; ValueError if that lies in the
-        past."""
+        """Run the physics to the last step at or before `time_s`.
+
+        Raises ValueError if that lies in the past.
+        """
         if not math.isfinite(time_s) or time_s < self.time_s - self.timestep_s:
             raise ValueError(
                 f"step_until({time_s}): expected a time from now ({self.time_s:.6f} s) on"
@@ -163,8 +164,7 @@ class BeltWorld:
             y[y < -scene.BELT_HALF_LENGTH_M] += length
 
     def set_joint_targets(self, positions_rad: Sequence[float] | NDArray[np.floating]) -> None:
-        """Command joint positions [6] (rad), in the order of `joint_names`, held until the next
-        command.
+        """Command joint positions [6] (rad), in the order of `joint_names`, until the next command.
 
         Clipped to the joint limits, and approached at SERVO_SPEED_RAD_S at most, as a servo does.
         ValueError for another shape, NaN or infinity.
@@ -245,15 +245,16 @@ class BeltWorld:
     # -- state and pictures
 
     def state(self) -> NDArray[np.float64]:
-        """All that decides the future and the picture: float64 [N], the same N for worlds with as
-        many blocks."""
+        """All that decides the future and the picture, float64 [N]; N follows from the blocks."""
         state = np.empty(mujoco.mj_stateSize(self._model, _STATE))
         mujoco.mj_getState(self._model, self._data, state, _STATE)
         return state
 
     def set_state(self, state: NDArray[np.float64]) -> None:
-        """Take over a `state()`, from this world or from another with the same blocks; ValueError
-        if it cannot fit."""
+        """Take over a `state()` of this world or of another with the same blocks.
+
+        Raises ValueError if it cannot fit.
+        """
         expected = mujoco.mj_stateSize(self._model, _STATE)
         state = np.asarray(state, dtype=np.float64)
         if state.shape != (expected,) or not np.isfinite(state).all():
