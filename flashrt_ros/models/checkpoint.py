@@ -1,355 +1,321 @@
-"""Checkpoints: which project wrote a folder, what network is in it, and its tensors on a device.
+"""Checkpoint folders of openpi (PyTorch), LeRobot and this project: recognise, check, load.
 
-Three kinds are read: openpi's PyTorch folders, LeRobot's `pi0` and `pi05` folders, and this
-project's own (`flashrt.json` and one safetensors file, see `convert`). Weights are safetensors,
-memory-mapped; nothing is unpickled, and every tensor of a file is accounted for.
+`open_checkpoint` reads JSON files and tensor headers only, and accounts for every tensor;
+`load_weights` then copies from the memory-mapped file straight to the device. Nothing is
+initialised at random and nothing is unpickled.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from flashrt_ros.models.config import FAMILIES, ModelConfig
+from flashrt_ros.models.sizes import Shapes, config_from_shapes
 from flashrt_ros.models.upstream import (
-    EMBEDDING,
     PLUS_ONE,
-    RELEASED,
-    SIGLIP_HEAD_DIM,
-    TIED_EMBEDDING,
-    Part,
-    family_of,
-    plain_key,
-    sizes_of,
-    unused_parts,
-    upstream_parts,
+    Source,
+    canonical_keys,
+    dropped_sources,
+    output_embeddings,
+    sources,
 )
-from flashrt_ros.models.weights import PRECISIONS, TensorSpec, Weights, build_weights, tensor_specs
+from flashrt_ros.models.weights import PRECISIONS, Weights, build_weights, tensor_specs
+
+Layout = Literal["openpi", "lerobot", "flashrt"]
 
 WEIGHTS_FILE = "model.safetensors"
-PROJECT_FILE = "flashrt.json"
-PROJECT_VERSION = 1
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-_DTYPES = ("F32", "BF16", "F16")
-# openpi's TokenizePrompt lengths; LeRobot's configuration has its own.
+CONFIG_FILE = "config.json"
+FLASHRT_FILE = "flashrt.json"
+FLASHRT_VERSION = 1
+
+_FLOATS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _PROMPT_TOKENS = {"pi0": 48, "pi05": 200}
+_UNSUPPORTED_LEROBOT = ("use_visual_memory", "use_proprioceptive_memory", "use_peft")
+# Size of ModelConfig → field of config.json. `vision_heads` is this project's addition: no
+# upstream stores it, and only towers of an unusual width need it.
+_LEROBOT_FIELDS = {
+    "horizon": "chunk_size",
+    "action_dim": "max_action_dim",
+    "max_prompt_tokens": "tokenizer_max_length",
+    "min_period": "min_period",
+    "max_period": "max_period",
+    "vision_heads": "vision_heads",
+}
+_OPENPI_FIELDS = {
+    "horizon": "action_horizon",
+    "action_dim": "action_dim",
+    "max_prompt_tokens": "max_token_len",
+    "vision_heads": "vision_heads",
+}
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be used; the message names the file and the key."""
-
-
-@dataclass(frozen=True)
-class Header:
-    """A tensor in a file, before it is read."""
-
-    key: str  # as in the file
-    shape: tuple[int, ...]
-    dtype: str  # as safetensors names it: F32, BF16, …
+    """A checkpoint that cannot be used; the message names the file and the key or field."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A recognised folder. Its tensors are named and shaped right but not read yet."""
+    """A recognised checkpoint whose tensors are all present, known and rightly shaped."""
 
-    path: Path
-    kind: str  # "openpi", "lerobot" or "flashrt"
+    folder: Path
+    layout: Layout
     config: ModelConfig
-    settings: Mapping[str, Any]  # the folder's config.json or flashrt.json
-    headers: Mapping[str, Header]  # by key; upstream ones as `plain_key` gives them
-
-    @property
-    def weights_file(self) -> Path:
-        """The safetensors file."""
-        return self.path / WEIGHTS_FILE
+    settings: dict[str, Any]  # the folder's JSON: config.json, or flashrt.json
+    weights_file: Path
+    stored_keys: dict[str, str]  # openpi's key, or this project's name → key in the file
+    stored_parameters: dict[str, int]  # 'float32', 'bfloat16', 'float16' → parameters stored so
 
 
-def open_checkpoint(path: str | Path, *, vision_heads: int | None = None) -> Checkpoint:
-    """Recognise a folder and check all names and shapes in it. Reads JSON and the header only.
+def open_checkpoint(
+    path: str | Path,
+    *,
+    horizon: int | None = None,
+    vision_heads: int | None = None,
+    max_prompt_tokens: int | None = None,
+) -> Checkpoint:
+    """Recognise the checkpoint folder at `path` and account for every tensor in it.
 
-    `vision_heads`: attention heads of SigLIP, which no shape tells. Left out, it is the entry
-    `vision_heads` of config.json, else the vision width over 72, SigLIP's head size.
-    Raises `CheckpointError`.
+    Args:
+        path: an openpi PyTorch folder, a LeRobot folder, or one written by `flashrt convert`.
+        horizon: actions per chunk, where config.json has no `action_horizon`.
+        vision_heads: attention heads of the vision tower, where neither its width (SigLIP's) nor
+            a field `vision_heads` in config.json tells.
+        max_prompt_tokens: longest prompt, where the folder does not tell (openpi's do not).
+
+    Raises:
+        CheckpointError: what was expected and what was found, in which file, under which key.
     """
-    path = Path(path)
-    if not path.is_dir():
-        raise CheckpointError(f"{path}: not a folder; expected a checkpoint folder")
-    if (path / PROJECT_FILE).exists():
-        return _open_project(path)
-    settings = _settings(path)
-    headers = read_headers(path / WEIGHTS_FILE)
-    plain: dict[str, Header] = {}
-    for key, header in headers.items():
-        if plain_key(key) in plain:
-            raise CheckpointError(f"{path / WEIGHTS_FILE}: '{key}' is there under two names")
-        plain[plain_key(key)] = header
-    kind = "lerobot" if "type" in settings else "openpi"
-    config = _infer_config(path, kind, settings, plain, vision_heads)
-    _check_released(path / WEIGHTS_FILE, config)
-    required = [part for parts in upstream_parts(config).values() for part in parts]
-    _check_shapes(path / WEIGHTS_FILE, plain, _with_stored_embedding(required, plain),
-                  unused_parts(config))  # fmt: skip
-    return Checkpoint(path, kind, config, settings, plain)
+    folder = Path(path)
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: expected a checkpoint folder, found none")
+    file = _weights_file(folder)
+    asked = {"horizon": horizon, "vision_heads": vision_heads,
+             "max_prompt_tokens": max_prompt_tokens}  # fmt: skip
+    given = {name: value for name, value in asked.items() if value is not None}
+    if (folder / FLASHRT_FILE).exists():
+        return _open_flashrt(folder, file, given)
+
+    settings = read_json(folder / CONFIG_FILE) if (folder / CONFIG_FILE).exists() else {}
+    layout: Layout = "lerobot" if "type" in settings else "openpi"
+    if layout == "lerobot":
+        _check_lerobot(folder / CONFIG_FILE, settings)
+    stored, parameters = _read_header(file)
+    keys = canonical_keys(stored)
+    shapes = {key: stored[name] for key, name in keys.items()}
+    family = _family(file, shapes)
+    if layout == "lerobot" and settings["type"] != family:
+        raise CheckpointError(
+            f"{folder / CONFIG_FILE}: type: expected {family!r}, whose tensors are in {file.name}, "
+            f"found {settings['type']!r}"
+        )
+    names = _LEROBOT_FIELDS if layout == "lerobot" else _OPENPI_FIELDS
+    declared = {"max_prompt_tokens": _PROMPT_TOKENS[family]}
+    declared |= {size: settings[name] for size, name in names.items() if name in settings}
+    try:
+        config = config_from_shapes(family, shapes, declared | given)
+    except ValueError as error:
+        raise CheckpointError(f"{folder}: {error}") from None
+    required = [source for parts in sources(config).values() for source in parts]
+    required += dropped_sources(config)
+    _account(file, shapes, required, optional=output_embeddings(config))
+    return Checkpoint(folder, layout, config, settings, file, keys, parameters)
 
 
 def load_weights(
-    checkpoint: Checkpoint, device: str | torch.device = "cpu", precision: str = "float32"
+    checkpoint: Checkpoint, *, device: str | torch.device = "cpu", precision: str = "float32"
 ) -> Weights:
-    """Tensors of a checkpoint on a device, in a precision of `PRECISIONS`.
+    """Load the network onto a device.
 
-    Each file tensor is mapped, moved and converted on the device into its place; a tensor of the
-    project's format that is already right on the CPU stays a map of the file. At bfloat16 these
-    stay float32, as in openpi: patch and position embedding, RMS norms and modulations, and
-    everything in `FlowWeights`. Raises `CheckpointError` on NaN or Inf.
+    On the CPU the tensors of a converted checkpoint are views of the mapped file where the
+    precision is that of the file: do not overwrite it while they live.
+
+    Args:
+        checkpoint: from `open_checkpoint`.
+        device: where the weights go.
+        precision: 'float32' or 'bfloat16', of all but what `tensor_specs` keeps float32.
+
+    Raises:
+        CheckpointError: tensors hold NaN or infinity, or the file cannot be read.
+        ValueError: unknown precision.
     """
     if precision not in PRECISIONS:
-        raise ValueError(f"precision {precision!r}: expected one of {', '.join(PRECISIONS)}")
-    specs = tensor_specs(checkpoint.config)
-    if checkpoint.kind == "flashrt":
-        sources = {name: [Part(name, spec.shape)] for name, spec in specs.items()}
-        plus_one: tuple[str, ...] = ()
-    else:
-        sources = upstream_parts(checkpoint.config)
-        plus_one = PLUS_ONE
-    tensors, finite = {}, {}
-    with _open_file(checkpoint.weights_file) as file:
-        for name, spec in specs.items():
-            keys = [
-                checkpoint.headers[part.key].key
-                for part in _with_stored_embedding(sources[name], checkpoint.headers)
-            ]
-            tensor = _assemble(file, keys, spec, torch.device(device), precision, finite)
-            tensors[name] = tensor + 1.0 if name in plus_one else tensor
+        raise ValueError(f"precision: expected one of {list(PRECISIONS)}, found {precision!r}")
+    config, target = checkpoint.config, torch.device(device)
+    upstream = None if checkpoint.layout == "flashrt" else sources(config)
+    tensors: dict[str, Tensor] = {}
+    finite: dict[str, Tensor] = {}
+    with _mapped(checkpoint.weights_file) as file:
+
+        def read(key: str) -> Tensor:
+            tensor: Tensor = file.get_tensor(checkpoint.stored_keys[key]).to(target)
+            if tensor.numel():
+                finite[key] = torch.stack(torch.aminmax(tensor)).isfinite().all()
+            return tensor
+
+        for name, spec in tensor_specs(config).items():
+            if upstream is None:
+                tensors[name] = read(name).to(spec.dtype(precision))
+                continue
+            tensor = torch.empty(spec.shape, dtype=spec.dtype(precision), device=target)
+            flat, start = tensor.view(-1), 0
+            for source in upstream[name]:
+                part = read(source.key).reshape(-1)
+                flat[start : start + len(part)].copy_(part)
+                start += len(part)
+            tensors[name] = tensor.add_(1.0) if name in PLUS_ONE else tensor
     _check_finite(checkpoint.weights_file, finite)
     return build_weights(tensors)
 
 
-def read_headers(file: Path) -> dict[str, Header]:
-    """Names, shapes and types in a safetensors file, by key."""
-    with _open_file(file) as opened:
-        headers = {}
-        for key in opened.keys():  # noqa: SIM118  (a safe_open is no mapping)
-            view = opened.get_slice(key)
-            headers[key] = Header(key, tuple(view.get_shape()), str(view.get_dtype()))
-            if headers[key].dtype not in _DTYPES:
-                raise CheckpointError(
-                    f"{file}: '{key}' is {headers[key].dtype}: expected one of {', '.join(_DTYPES)}"
-                )
-    return headers
-
-
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object from a file."""
+    """Read a JSON object, or raise CheckpointError naming the file."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{file}: missing") from None
+        values = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file}: not readable as JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{file}: expected a JSON object, found {type(found).__name__}")
-    return found
-
-
-def _open_file(file: Path) -> Any:
-    if not file.exists():
-        raise CheckpointError(_no_weights(file))
-    try:
-        return safe_open(str(file), framework="pt", device="cpu")
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"{file}: not a whole safetensors file ({error}); copy or download it again"
-        ) from error
-
-
-def _no_weights(file: Path) -> str:
-    folder = file.parent
-    pickles = sorted(p.name for pattern in _PICKLES for p in folder.glob(pattern))
-    if pickles:
-        return (
-            f"{file}: missing; {pickles[0]} is a pickle, which can run code when read and is never "
-            "opened here. Convert it to safetensors where you trust its origin"
-        )
-    if (folder / "params").is_dir():
-        return (
-            f"{file}: missing; {folder / 'params'} is a JAX checkpoint. Convert it with openpi's "
-            "examples/convert_jax_model_to_pytorch.py"
-        )
-    return f"{file}: missing"
-
-
-def _settings(path: Path) -> dict[str, Any]:
-    file = path / "config.json"
-    if not file.exists() and not (path / WEIGHTS_FILE).exists():
-        raise CheckpointError(
-            f"{_no_weights(path / WEIGHTS_FILE)}; nor is there a config.json or {PROJECT_FILE}"
-        )
-    settings = read_json(file)
-    if "type" in settings:
-        if settings["type"] not in FAMILIES:
-            raise CheckpointError(
-                f"{file}: \"type\" is {settings['type']!r}: expected 'pi0' or 'pi05'"
-            )
-    elif "action_horizon" not in settings:
-        raise CheckpointError(
-            f'{file}: has neither LeRobot\'s "type" nor openpi\'s "action_horizon"; '
-            "not a π0 or π0.5 checkpoint"
-        )
-    return settings
-
-
-def _infer_config(
-    path: Path,
-    kind: str,
-    settings: Mapping[str, Any],
-    headers: Mapping[str, Header],
-    vision_heads: int | None,
-) -> ModelConfig:
-    file = path / WEIGHTS_FILE
-    shapes = {key: header.shape for key, header in headers.items()}
-    family = settings["type"] if kind == "lerobot" else family_of(shapes)
-    if family is None:
-        raise CheckpointError(
-            f"{file}: neither 'time_mlp_in.weight' (π0.5) nor 'action_time_mlp_in.weight' (π0) "
-            "is in it; not a π0 or π0.5 checkpoint"
-        )
-    try:
-        sizes: dict[str, Any] = sizes_of(shapes)
-    except KeyError as error:
-        raise CheckpointError(f"{file}: missing key '{error.args[0]}'") from None
-    heads = vision_heads or settings.get("vision_heads")
-    if heads is None:
-        if sizes["vision_width"] % SIGLIP_HEAD_DIM:
-            raise CheckpointError(
-                f"{path / 'config.json'}: vision width {sizes['vision_width']} is not a multiple "
-                f'of {SIGLIP_HEAD_DIM}: add "vision_heads" to it, no tensor tells that number'
-            )
-        heads = sizes["vision_width"] // SIGLIP_HEAD_DIM
-    names = {
-        "openpi": {"action_horizon": "horizon", "action_dim": "action_dim"},
-        "lerobot": {"chunk_size": "horizon", "max_action_dim": "action_dim",
-                    "min_period": "min_period", "max_period": "max_period",
-                    "tokenizer_max_length": "max_prompt_tokens"},
-    }[kind]  # fmt: skip
-    sizes |= {"vision_heads": heads, "max_prompt_tokens": _PROMPT_TOKENS[family]}
-    sizes |= {names[key]: value for key, value in settings.items() if key in names}
-    try:
-        return ModelConfig(family=family, **sizes)
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(f"{path / 'config.json'}: {error}") from error
-
-
-def _check_released(file: Path, c: ModelConfig) -> None:
-    """Stop on a transformer of a released width with another depth: it has lost layers."""
-    for part, width, found in (
-        ("vision", c.vision_width, (c.vision_depth, c.vision_mlp)),
-        ("language", c.width, (c.depth, c.mlp)),
-        ("expert", c.expert_width, (c.depth, c.expert_mlp)),
-    ):
-        expected = RELEASED[part].get(width, found)
-        if found != expected:
-            raise CheckpointError(
-                f"{file}: {part} transformer of width {width} has layers and MLP width {found}: "
-                f"expected {expected}"
-            )
-
-
-def _open_project(path: Path) -> Checkpoint:
-    file = path / PROJECT_FILE
-    settings = read_json(file)
-    if settings.get("version") != PROJECT_VERSION:
-        raise CheckpointError(
-            f"{file}: version {settings.get('version')!r}: this release reads {PROJECT_VERSION}; "
-            "convert the original checkpoint again"
-        )
-    model = settings.get("model", {})
-    names = {field.name for field in fields(ModelConfig)}
-    if set(model) != names:
-        wrong = sorted(set(model) ^ names)
-        raise CheckpointError(f'{file}: "model" lacks or does not know: {", ".join(wrong)}')
-    try:
-        config = ModelConfig(**model)
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(f"{file}: {error}") from error
-    headers = read_headers(path / WEIGHTS_FILE)
-    required = [Part(name, spec.shape) for name, spec in tensor_specs(config).items()]
-    _check_shapes(path / WEIGHTS_FILE, headers, required, [])
-    return Checkpoint(path, "flashrt", config, settings, headers)
-
-
-def _with_stored_embedding(parts: list[Part], headers: Mapping[str, Header]) -> list[Part]:
-    """`parts` with the token embedding under the name that the file has: it may be the head's."""
-    if EMBEDDING in headers:
-        return parts
-    return [p._replace(key=TIED_EMBEDDING) if p.key == EMBEDDING else p for p in parts]
-
-
-def _check_shapes(
-    file: Path, headers: Mapping[str, Header], required: list[Part], optional: list[Part]
-) -> None:
-    """Every key known, none missing, every shape right; else `CheckpointError`."""
-    problems = []
-    for key, shape in required:
-        if key not in headers:
-            problems.append(f"missing key '{key}', expected shape {list(shape)}")
-    for key, shape in required + optional:
-        if key in headers and headers[key].shape != shape:
-            found = list(headers[key].shape)
-            problems.append(f"'{headers[key].key}' has shape {found}: expected {list(shape)}")
-    known = {part.key for part in required + optional}
-    problems += [f"unknown key '{headers[key].key}', shape {list(headers[key].shape)}"
-                 for key in headers if key not in known]  # fmt: skip
-    if problems:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise CheckpointError(f"{file}: {problems[0]}{more}")
-
-
-def _assemble(
-    file: Any,
-    keys: list[str],
-    spec: TensorSpec,
-    device: torch.device,
-    precision: str,
-    finite: dict[str, Tensor],
-) -> Tensor:
-    """File tensors one after the other in memory as one tensor; notes in `finite` whether each is.
-
-    Moves first and converts on the device, where both are fast.
-    """
-    dtype = spec.dtype(precision)
-    if len(keys) == 1:
-        tensor: Tensor = file.get_tensor(keys[0]).to(device).to(dtype).reshape(spec.shape)
-        finite[keys[0]] = _is_finite(tensor)
-        return tensor
-    tensor = torch.empty(spec.shape, dtype=dtype, device=device)
-    flat, offset = tensor.view(-1), 0
-    for key in keys:
-        source = file.get_tensor(key).to(device)
-        place = flat[offset : offset + source.numel()]
-        place.copy_(source.view(-1))
-        finite[key] = _is_finite(place)
-        offset += source.numel()
-    return tensor
-
-
-def _is_finite(tensor: Tensor) -> Tensor:
-    """Bool scalar on the tensor's device. One pass and no temporary: NaN and Inf reach the ends."""
-    if tensor.numel() == 0:
-        return torch.tensor(True, device=tensor.device)
-    return torch.stack(torch.aminmax(tensor)).isfinite().all()
+        raise CheckpointError(f"{file}: cannot be read as JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{file}: expected a JSON object, found {type(values).__name__}")
+    return values
 
 
 def _check_finite(file: Path, finite: Mapping[str, Tensor]) -> None:
-    # One transfer for all: a wait per tensor would cost more than the checks.
-    flags = torch.stack(list(finite.values())).tolist()
-    bad = [key for key, ok in zip(finite, flags, strict=True) if not ok]
+    """Stop at NaN or infinity, after one synchronisation for all tensors."""
+    good = torch.stack(list(finite.values())).tolist()
+    bad = [key for key, ok in zip(finite, good, strict=True) if not ok]
     if bad:
-        more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
-        raise CheckpointError(f"{file}: NaN or Inf in '{bad[0]}'{more}")
+        raise CheckpointError(
+            f"{file}: expected finite weights, found NaN or infinity in {_some(bad)}; "
+            "the file is damaged or its training diverged"
+        )
+
+
+def _read_header(file: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
+    """Shapes by key, and parameters by data type."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    parameters: dict[str, int] = {}
+    with _mapped(file) as opened:
+        for key in opened.keys():  # noqa: SIM118 - not a mapping
+            entry = opened.get_slice(key)
+            shapes[key], dtype = tuple(entry.get_shape()), entry.get_dtype()
+            if dtype not in _FLOATS:
+                raise CheckpointError(
+                    f"{file}: {key}: expected one of {sorted(_FLOATS)}, found {dtype}"
+                )
+            name = _FLOATS[dtype]
+            parameters[name] = parameters.get(name, 0) + math.prod(shapes[key])
+    return shapes, parameters
+
+
+@contextmanager
+def _mapped(file: Path) -> Iterator[Any]:
+    """The opened safetensors file; its errors name it."""
+    try:
+        with safe_open(str(file), framework="pt") as opened:
+            yield opened
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{file}: expected a whole safetensors file, found {file.stat().st_size} bytes that "
+            f"are truncated or damaged ({error}); fetch the file again"
+        ) from None
+
+
+def _weights_file(folder: Path) -> Path:
+    file = folder / WEIGHTS_FILE
+    if file.exists():
+        return file
+    if pickled := sorted(found.name for kind in _PICKLED for found in folder.glob(kind)):
+        raise CheckpointError(
+            f"{folder}: expected {WEIGHTS_FILE}, found {_some(pickled)}; pickled weights are never "
+            "opened: convert them to safetensors where they are trusted"
+        )
+    if (folder / "params").is_dir():
+        raise CheckpointError(
+            f"{folder}: expected {WEIGHTS_FILE}, found JAX parameters; convert them with openpi's "
+            "examples/convert_jax_model_to_pytorch.py"
+        )
+    raise CheckpointError(f"{folder}: expected {WEIGHTS_FILE}, found no such file")
+
+
+def _open_flashrt(folder: Path, file: Path, given: Mapping[str, int]) -> Checkpoint:
+    described = folder / FLASHRT_FILE
+    settings = read_json(described)
+    if settings.get("version") != FLASHRT_VERSION:
+        raise CheckpointError(
+            f"{described}: version: expected {FLASHRT_VERSION}, found {settings.get('version')!r}; "
+            "convert the original checkpoint again"
+        )
+    try:
+        config = ModelConfig.from_json(settings["model"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{described}: model: {error}") from None
+    for name, value in given.items():
+        if value != getattr(config, name):
+            raise CheckpointError(
+                f"{described}: model.{name}: asked for {value}, found {getattr(config, name)}"
+            )
+    shapes, parameters = _read_header(file)
+    _account(file, shapes, [Source(n, s.shape) for n, s in tensor_specs(config).items()])
+    return Checkpoint(
+        folder, "flashrt", config, settings, file, {key: key for key in shapes}, parameters
+    )
+
+
+def _check_lerobot(file: Path, settings: Mapping[str, Any]) -> None:
+    if settings["type"] not in FAMILIES:
+        raise CheckpointError(
+            f"{file}: type: expected one of {list(FAMILIES)}, found {settings['type']!r}: "
+            "another kind of policy"
+        )
+    for name in _UNSUPPORTED_LEROBOT:
+        if settings.get(name):
+            raise CheckpointError(
+                f"{file}: {name}: expected false, found {settings[name]!r}: not supported"
+            )
+
+
+def _family(file: Path, shapes: Shapes) -> str:
+    if "time_mlp_in.weight" in shapes:
+        return "pi05"
+    if "action_time_mlp_in.weight" in shapes:
+        return "pi0"
+    raise CheckpointError(
+        f"{file}: expected time_mlp_in.weight (π0.5) or action_time_mlp_in.weight (π0), found "
+        f"neither but {_some(sorted(shapes))}: weights of another model"
+    )
+
+
+def _account(
+    file: Path, shapes: Shapes, required: list[Source], optional: Iterable[Source] = ()
+) -> None:
+    """Stop unless the file holds exactly the required tensors, and perhaps the optional ones."""
+    known = {source.key: source.shape for source in [*required, *optional]}
+    missing = [f"{s.key} {list(s.shape)}" for s in required if s.key not in shapes]
+    unknown = [f"{key} {list(shape)}" for key, shape in shapes.items() if key not in known]
+    if missing or unknown:
+        found = f"found unknown {_some(unknown)}" if unknown else "found no such tensor"
+        expected = f"expected {_some(missing)}" if missing else "expected none but known tensors"
+        raise CheckpointError(f"{file}: {expected}, {found}")
+    wrong = [
+        f"{key}: expected shape {list(known[key])}, found {list(shape)}"
+        for key, shape in shapes.items()
+        if shape != known[key]
+    ]
+    if wrong:
+        raise CheckpointError(f"{file}: {_some(wrong)}")
+
+
+def _some(names: list[str], most: int = 3) -> str:
+    """The first of the names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 FAMILIES = ("pi0", "pi05")
 
@@ -13,7 +15,7 @@ class ModelConfig:
 
     The language model and the action expert share depth, heads and head size, and have one
     key/value head, as in Gemma 2B and the 300M expert. The defaults are those of the released
-    π0.5; `infer_config` reads the sizes of a checkpoint from its tensors.
+    π0.5; `sizes.config_from_shapes` reads the sizes of a checkpoint from its tensors.
     """
 
     family: str = "pi05"
@@ -71,3 +73,28 @@ class ModelConfig:
     def norm_sites(self) -> int:
         """Norms of the expert: two a layer, and the final one."""
         return 2 * self.depth + 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> ModelConfig:
+        """Build from `to_json` values: every field must be there, and no other.
+
+        Raises:
+            ValueError: names the missing, unknown or wrongly typed fields.
+        """
+        names = {field.name for field in fields(cls)}
+        if names != set(values):
+            raise ValueError(
+                f"missing fields {sorted(names - set(values))}, "
+                f"unknown fields {sorted(set(values) - names)}"
+            )
+        for field in fields(cls):
+            allowed = {"int": (int,), "float": (int, float)}.get(str(field.type), (str,))
+            if type(values[field.name]) not in allowed:
+                raise ValueError(
+                    f"{field.name}: expected {field.type}, found {values[field.name]!r}"
+                )
+        return cls(**values)

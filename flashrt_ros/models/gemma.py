@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 
 from flashrt_ros.models.config import ModelConfig
 from flashrt_ros.models.weights import LanguageWeights
@@ -88,17 +88,14 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Queries [n, heads, d] over one key/value head [m, d] → [n, heads*d].
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Queries [n, heads, d] over the one key/value head [m, d] → [n, heads*d]. All see all.
 
-    `mask`: bool [n, m], True where a query sees a key; None where all do.
+    With one key/value head this is one attention head with n*heads rows of queries: a view.
     """
-    heads = q.shape[1]
-    # The fused attention kernels want four dimensions.
-    out = F.scaled_dot_product_attention(
-        q.transpose(0, 1)[None], k.expand(1, heads, -1, -1), v.expand(1, heads, -1, -1), mask
-    )
-    return out[0].transpose(0, 1).flatten(1)
+    n, heads, d = q.shape
+    rows = q.reshape(1, 1, n * heads, d)
+    return F.scaled_dot_product_attention(rows, k[None, None], v[None, None]).view(n, heads * d)
 
 
 def geglu(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:

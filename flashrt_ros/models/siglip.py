@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 
 from flashrt_ros.models.config import ModelConfig
 from flashrt_ros.models.weights import VisionWeights
