@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from flashrt_ros.control.robot import Robot, RobotError
+from flashrt_ros.control.robot import RobotError, load_robot
 from flashrt_ros.models.processing import (
     MissingTokenizerError,
     ProcessingError,
@@ -467,8 +467,13 @@ def test_a_folder_that_is_none_and_weights_that_are_not_there(copy):
 
 def test_a_robot_is_checked_against_the_checkpoint():
     robots = Path(__file__).parents[2] / "config" / "robots"
-    processor = load_processor(OPENPI)
-    with pytest.raises(RobotError, match="the policy has 7 dimensions, the robot 14 joints"):
-        Robot.load(robots / "aloha.yaml").check_against(processor)
-    droid = Robot.load(robots / "franka_droid.yaml")
-    replace(droid, joints=droid.joints[:7]).check_against(processor)
+    policy = load_processor(OPENPI)
+    with pytest.raises(RobotError, match="action has 7 numbers, the robot 14 joints"):
+        load_robot(robots / "aloha.yaml").check_policy(
+            policy.cameras, policy.state_dim, policy.action_dim
+        )
+    droid = load_robot(robots / "franka_droid.yaml")
+    arm = replace(droid, joints=droid.joints[:7])
+    arm.check_policy(policy.cameras[:2], policy.state_dim, policy.action_dim)
+    with pytest.raises(RobotError, match="right_wrist_0_rgb"):
+        arm.check_policy(policy.cameras, policy.state_dim, policy.action_dim)
