@@ -84,6 +84,11 @@ class Processor:
                 raise ProcessingError(
                     f"{name}: expected statistics for {dim} numbers, found {scale.dim}"
                 )
+        if self.family == "pi0" and self.state_dim > self.padded_state_dim:
+            raise ProcessingError(
+                f"state: expected at most the network's {self.padded_state_dim} numbers, "
+                f"found {self.state_dim}"
+            )
         if self.absolute is not None:
             relative = [i for i, on in enumerate(self.absolute.mask) if on]
             if (

@@ -131,6 +131,13 @@ def test_states_that_do_not_fit(state):
         load_processor(OPENPI).prepare({"base_0_rgb": IMAGE}, state, "go")
 
 
+def test_a_state_longer_than_the_networks(copy):
+    folder = copy(PI0)
+    edit(folder / "config.json", lambda v: v.update(action_dim=6))
+    with pytest.raises(ProcessingError, match="at most the network's 6 numbers, found 7"):
+        load_processor(folder)
+
+
 def test_actions_that_do_not_fit():
     with pytest.raises(ProcessingError, match=r"expected \[H, 7 or more\], found \[10, 6\]"):
         load_processor(OPENPI).finish(np.zeros((10, 6), np.float32), STATE)
