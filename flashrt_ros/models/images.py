@@ -25,6 +25,8 @@ FILTERS = {
     "lerobot": "bilinear without antialias on [0, 1]",
 }
 
+_MODEL_VALUES = np.arange(256, dtype=np.float32) / np.float32(255) * 2 - 1
+
 
 def resized_shape(height: int, width: int, size: int) -> tuple[int, int]:
     """Height and width [pixels] that fit into a square of `size`, aspect kept, rounded down."""
@@ -89,12 +91,11 @@ class PrepareImage:
         if not array.flags.writeable or min(array.strides) < 0:
             array = array.copy()
         if self.filter == "openpi":
-            array = resize_with_pad_openpi(array, self.size)
-            unit = torch.from_numpy(array).permute(2, 0, 1).to(torch.float32).div_(255.0)
-        else:
-            unit = torch.from_numpy(array).permute(2, 0, 1).to(torch.float32).div_(255.0)
-            unit = resize_with_pad_lerobot(unit, self.size)
-        return unit.mul_(2.0).sub_(1.0)
+            # numpy, since torch would wake its thread pool for a picture of this size.
+            resized = resize_with_pad_openpi(array, self.size)
+            return torch.from_numpy(_MODEL_VALUES[resized.transpose(2, 0, 1)])
+        unit = torch.from_numpy(array).permute(2, 0, 1).to(torch.float32).div_(255.0)
+        return resize_with_pad_lerobot(unit, self.size).mul_(2.0).sub_(1.0)
 
     def __str__(self) -> str:
         return (

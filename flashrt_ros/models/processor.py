@@ -84,6 +84,11 @@ class Processor:
                 raise ProcessingError(
                     f"{name}: expected statistics for {dim} numbers, found {scale.dim}"
                 )
+        if self.family == "pi0" and self.state_dim > self.padded_state_dim:
+            raise ProcessingError(
+                f"state: expected at most the network's {self.padded_state_dim} numbers, "
+                f"found {self.state_dim}"
+            )
         if self.absolute is not None:
             relative = [i for i, on in enumerate(self.absolute.mask) if on]
             if (
@@ -117,18 +122,25 @@ class Processor:
         self, views: Mapping[str, Tensor], state: ArrayLike, instruction: str
     ) -> ModelInputs:
         """Views by camera name, as `view` made them, with state and instruction → inputs."""
-        count = len(self.cameras) + self.empty_views
-        mask = torch.zeros(count, dtype=torch.bool)
-        images = torch.full((count, 3, self.image.size, self.image.size), -1.0)
-        for name, view in views.items():
-            index = self._view_index(name)
-            images[index] = view
-            mask[index] = True
         if not views:
             raise ProcessingError(f"no camera image: expected one of {list(self.cameras)}")
+        count = len(self.cameras) + self.empty_views
+        images = np.empty((count, 3, self.image.size, self.image.size), np.float32)
+        mask = np.zeros(count, np.bool_)
+        for name, view in views.items():
+            index = self._view_index(name)
+            images[index] = view.numpy()
+            mask[index] = True
+        images[~mask] = -1.0
         normalized = self.normalize_state(state)
         tokens, token_mask = self._tokens(self.prompt_format.pieces(instruction, normalized))
-        return ModelInputs(images, mask, tokens, token_mask, self._state_token(normalized))
+        return ModelInputs(
+            torch.from_numpy(images),
+            torch.from_numpy(mask),
+            tokens,
+            token_mask,
+            self._state_token(normalized),
+        )
 
     def prompt(self, instruction: str, state: ArrayLike) -> tuple[Tensor, Tensor]:
         """Token ids int64 [L] and mask bool [L] of an instruction with the raw state."""

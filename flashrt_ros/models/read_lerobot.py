@@ -63,12 +63,7 @@ def read_lerobot(
         raise ProcessingError(f"options {refused}: a LeRobot checkpoint records these itself")
     where = str(folder / "config.json")
     config = read_json(folder / "config.json")
-    family = require(config, "type", str, where)
-    if family not in FAMILIES:
-        raise ProcessingError(f"{where}: type: expected {' or '.join(FAMILIES)}, found {family!r}")
-    for memory in ("use_visual_memory", "use_proprioceptive_memory"):
-        if config.get(memory):
-            raise ProcessingError(f"{where}: {memory}: expected false (not supported), found true")
+    family = _family(config, where)
     inputs, outputs = (require(config, f"{x}_features", dict, where) for x in ("input", "output"))
     before = _Steps.read(folder / PREPROCESSOR, _INPUT_STEPS)
     after = _Steps.read(folder / POSTPROCESSOR, _OUTPUT_STEPS)
@@ -76,24 +71,26 @@ def read_lerobot(
     cameras = [key for key, value in inputs.items() if value.get("type") == "VISUAL"]
     _check_images(before, cameras)
     empty = [key for key in cameras if ".empty_camera_" in key]
-    names = config.get("action_feature_names")
     relative = before.config("relative_actions_processor")
-    names = relative.get("action_names") or names
-    action_dim = _dim(outputs, ACTION, where)
-    state_dim = _dim(inputs, STATE, where)
+    names = relative.get("action_names") or config.get("action_feature_names")
+    state_dim, action_dim = _dim(inputs, STATE, where), _dim(outputs, ACTION, where)
+    state = before.scale("normalizer_processor", STATE, "STATE")
+    actions = after.scale("unnormalizer_processor", ACTION, "ACTION")
+    before.check_dim(STATE, state, state_dim, where)
+    after.check_dim(ACTION, actions, action_dim, where)
     return Processor(
         origin="LeRobot",
         family=family,
         cameras=tuple(key for key in cameras if key not in empty),
         empty_views=len(empty),
         image=PrepareImage(_image_size(config, where), "lerobot"),
-        state=before.scale("normalizer_processor", STATE, "STATE"),
+        state=state,
         prompt_format=_prompt(before, options.pad_state_to),
         max_tokens=require(
             before.config("tokenizer_processor"), "max_length", int, str(folder / PREPROCESSOR)
         ),
         padded_state_dim=require(config, "max_state_dim", int, where),
-        actions=after.scale("unnormalizer_processor", ACTION, "ACTION"),
+        actions=actions,
         absolute=_absolute(before, after, names, action_dim),
         state_dim=state_dim,
         action_dim=action_dim,
@@ -144,6 +141,12 @@ class _Steps:
         order = list(self.steps)
         if {first, second} <= set(order) and order.index(first) > order.index(second):
             raise ProcessingError(f"{self.path}: expected {first} before {second}, found {order}")
+
+    def check_dim(self, key: str, scale: transforms.Scale, dim: int, where: str) -> None:
+        if scale.dim not in (None, dim):
+            raise ProcessingError(
+                f"{where}: {key}.shape: {dim}, but {self.path.name} has statistics for {scale.dim}"
+            )
 
     def mode(self, name: str, feature: str) -> str:
         """Return the normalisation mode that the file sets for a kind of feature."""
@@ -200,6 +203,16 @@ class _Steps:
                 f"found {len(values[0])} and {len(values[1])}"
             )
         return values
+
+
+def _family(config: dict[str, Any], where: str) -> str:
+    family: str = require(config, "type", str, where)
+    if family not in FAMILIES:
+        raise ProcessingError(f"{where}: type: expected {' or '.join(FAMILIES)}, found {family!r}")
+    for memory in ("use_visual_memory", "use_proprioceptive_memory"):
+        if config.get(memory):
+            raise ProcessingError(f"{where}: {memory}: expected false (not supported), found true")
+    return family
 
 
 def _dim(features: dict[str, Any], key: str, where: str) -> int:

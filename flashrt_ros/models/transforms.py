@@ -19,9 +19,10 @@ Floats = NDArray[np.floating[Any]]
 
 
 def _as_upstream(values: ArrayLike, statistics: Floats) -> Floats:
-    """Values in the dtype in which they meet the statistics: LeRobot's are float32 throughout, in
-    openpi numpy's promotion decides, so that a network's float32 meets float64 as it does there.
-    """  # fmt: skip
+    """Values in the dtype in which they meet the statistics, as upstream has it.
+
+    LeRobot computes in float32 throughout; in openpi numpy's promotion decides, step by step.
+    """
     array = np.asarray(values)
     return array.astype(np.float32) if statistics.dtype == np.float32 else array
 

@@ -77,7 +77,7 @@ def test_padding_and_truncation_inside_the_file_do_not_count(tmp_path):
     expected = load_tokenizer(JSON).encode(text, bos=True)
     assert len(expected) > 4
     assert load_tokenizer(path).encode(text, bos=True) == expected
-    assert load_tokenizer(path).encode("cube", bos=False) == expected[:0] + [270, 268]
+    assert load_tokenizer(path).encode("cube", bos=False) == [270, 268]
 
 
 @pytest.mark.parametrize("path", ["", "absent/tokenizer.model"])

@@ -1,0 +1,107 @@
+"""The `flashrt` command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one subcommand.
+
+    Returns:
+        Exit code: 0, 1 after an error that is told in one line, 2 for a wrong usage.
+    """
+    parser = argparse.ArgumentParser(prog="flashrt", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_demo(commands)
+    _add_summary(commands)
+    given = parser.parse_args(arguments)
+    try:
+        return int(given.run(given))
+    except (ValueError, OSError, RuntimeError, ImportError) as error:
+        print(f"flashrt {given.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    demo = commands.add_parser(
+        "demo", help="run the pipeline on the simulated robot and report the ages"
+    )
+    demo.add_argument(
+        "--duration", type=float, default=20.0, metavar="S", help="seconds of running"
+    )
+    demo.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="summary; ages.csv, timeline.png and logs go beside it",
+    )
+    demo.add_argument("--instruction", default="touch the red block", metavar="TEXT")
+    demo.add_argument(
+        "--checkpoint", default="expert", metavar="PATH", help="default: the scripted expert"
+    )
+    demo.add_argument("--seed", type=int, default=0, help="of the world")
+    demo.add_argument(
+        "--belt-speed", type=float, default=0.04, metavar="M_S", help="belt speed [m/s]"
+    )
+    demo.add_argument(
+        "--camera-delay-ms", type=float, default=0.0, metavar="MS", help="added to every picture"
+    )
+    demo.add_argument(
+        "--follow",
+        choices=("player", "trajectory"),
+        default="player",
+        help="what moves the arm: action_player, or the policy's joint trajectories",
+    )
+    demo.set_defaults(run=_demo)
+
+
+def _demo(given: argparse.Namespace) -> int:
+    from flashrt_ros.demo import DemoSettings, run_demo
+
+    if given.duration <= 0:
+        raise ValueError(f"--duration: expected seconds above 0, found {given.duration:g}")
+    folder = given.json.parent if given.json else Path("runs") / time.strftime("%Y%m%d_%H%M%S")
+    summary = run_demo(
+        DemoSettings(
+            duration_s=given.duration,
+            folder=folder.absolute(),
+            instruction=given.instruction,
+            checkpoint=given.checkpoint,
+            seed=given.seed,
+            belt_speed_m_s=given.belt_speed,
+            camera_delay_ms=given.camera_delay_ms,
+            follow=given.follow,
+        ),
+        summary_name=given.json.name if given.json else "summary.json",
+    )
+    return 0 if summary["actions"] else 1
+
+
+def _add_summary(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    summary = commands.add_parser(
+        "summary", help="summarise the log of a run, even one that was killed"
+    )
+    summary.add_argument("log", type=Path, help="an ages.jsonl")
+    summary.set_defaults(run=_summary)
+
+
+def _summary(given: argparse.Namespace) -> int:
+    from flashrt_ros.offline.run_log import read_run
+    from flashrt_ros.offline.summary import summarize, table
+
+    run = read_run(given.log)
+    print(table(summarize(run)))
+    if not run.ended:
+        print("the log ends without its end mark: the logger was killed")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""What every node shares: parameters from their table, stamps as integers, a main that ends in one clear line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import rclpy
+from builtin_interfaces.msg import Duration, Time
+from rcl_interfaces.msg import (
+    FloatingPointRange,
+    IntegerRange,
+    ParameterDescriptor,
+    SetParametersResult,
+)
+from rclpy.executors import ExternalShutdownException, MultiThreadedExecutor
+from rclpy.node import Node
+from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
+
+from flashrt_ros.nodes.parameters import Parameter
+from flashrt_ros.paths import config_path
+
+RELIABLE = QoSProfile(
+    history=HistoryPolicy.KEEP_LAST, depth=10, reliability=ReliabilityPolicy.RELIABLE
+)
+LATCHED = QoSProfile(
+    history=HistoryPolicy.KEEP_LAST,
+    depth=1,
+    reliability=ReliabilityPolicy.RELIABLE,
+    durability=DurabilityPolicy.TRANSIENT_LOCAL,
+)
+
+
+def sensor_qos(depth: int, *, reliable: bool = False) -> QoSProfile:
+    """Keep the newest `depth` messages, best effort unless asked otherwise."""
+    return QoSProfile(
+        history=HistoryPolicy.KEEP_LAST,
+        depth=depth,
+        reliability=ReliabilityPolicy.RELIABLE if reliable else ReliabilityPolicy.BEST_EFFORT,
+    )
+
+
+def to_ns(stamp: Time | Duration) -> int:
+    """Nanoseconds of a stamp or duration message."""
+    return int(stamp.sec) * 1_000_000_000 + int(stamp.nanosec)
+
+
+def to_time(ns: int) -> Time:
+    """Stamp message of nanoseconds."""
+    return Time(sec=ns // 1_000_000_000, nanosec=ns % 1_000_000_000)
+
+
+def to_duration(ns: int) -> Duration:
+    """Duration message of nanoseconds."""
+    return Duration(sec=ns // 1_000_000_000, nanosec=ns % 1_000_000_000)
+
+
+def find_robot(name: str) -> Path:
+    """Path of a robot contract: a file, or a name in config/robots.
+
+    Raises:
+        FileNotFoundError: neither.
+    """
+    path = Path(name).expanduser()
+    if path.suffix in (".yaml", ".yml"):
+        if path.is_file():
+            return path
+        raise FileNotFoundError(f"robot: no file {path}")
+    known = config_path("robots/so101.yaml").parent
+    path = known / f"{name}.yaml"
+    if not path.is_file():
+        names = ", ".join(sorted(p.stem for p in known.glob("*.yaml")))
+        raise FileNotFoundError(f"robot: expected a .yaml file or one of {names}, found {name!r}")
+    return path
+
+
+class Parameters:
+    """Declares a table of parameters on a node, refuses what does not fit, and reads them typed.
+
+    Args:
+        node: whose parameters they are.
+        table: from `parameters.py`.
+        check: called with a name and the checked value of a change; raises ValueError to refuse it.
+        changed: called with a name and the value after a change took effect.
+
+    Raises:
+        ValueError: the value given at start does not fit.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        table: Sequence[Parameter],
+        check: Callable[[str, Any], None] | None = None,
+        changed: Callable[[str, Any], None] | None = None,
+    ) -> None:
+        self._node = node
+        self._table = {parameter.name: parameter for parameter in table}
+        self._check = check
+        self._changed = changed
+        for parameter in table:
+            given = node.declare_parameter(
+                parameter.name, parameter.default, _descriptor(parameter)
+            )
+            parameter.check(given.value)
+        node.add_on_set_parameters_callback(self._on_set)
+        if hasattr(node, "add_post_set_parameters_callback"):
+            node.add_post_set_parameters_callback(self._post_set)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._table[name].check(self._node.get_parameter(name).value)
+
+    def ns(self, name: str) -> int:
+        """A duration parameter in nanoseconds, by the unit in its name (`_ms` or `_s`)."""
+        return round(self[name] * (1e6 if name.endswith("_ms") else 1e9))
+
+    def _on_set(self, changes: Sequence[Any]) -> SetParametersResult:
+        mine = [change for change in changes if change.name in self._table]
+        try:
+            for change in mine:
+                value = self._table[change.name].check(change.value)
+                if self._check is not None:
+                    self._check(change.name, value)
+        except ValueError as error:
+            return SetParametersResult(successful=False, reason=str(error))
+        if not hasattr(self._node, "add_post_set_parameters_callback"):
+            # Humble's rclpy has no post-set callbacks; a change that came this far is not refused any more.
+            self._post_set(changes)
+        return SetParametersResult(successful=True)
+
+    def _post_set(self, changes: Sequence[Any]) -> None:
+        for change in changes:
+            parameter = self._table.get(change.name)
+            if parameter is None:
+                continue
+            if not parameter.live:
+                self._node.get_logger().info(
+                    f"parameter {change.name} takes effect at the next start"
+                )
+            if self._changed is not None:
+                self._changed(change.name, parameter.check(change.value))
+
+
+def _descriptor(parameter: Parameter) -> ParameterDescriptor:
+    unit = f" [{parameter.unit}]" if parameter.unit else ""
+    # Dynamic typing lets an integer stand for a double; `Parameter.check` holds the type otherwise.
+    descriptor = ParameterDescriptor(
+        description=parameter.description + unit,
+        additional_constraints=" | ".join(parameter.choices),
+        dynamic_typing=True,
+    )
+    low, high = parameter.minimum, parameter.maximum
+    if low is not None and high is not None:
+        if isinstance(parameter.default, float):
+            descriptor.floating_point_range = [FloatingPointRange(from_value=low, to_value=high)]
+        else:
+            descriptor.integer_range = [IntegerRange(from_value=int(low), to_value=int(high))]
+    return descriptor
+
+
+def run(make_node: Callable[[], Any], *, threads: int = 1) -> int:
+    """Run one node until it is interrupted or its context is shut down; its `close` is called in any case.
+
+    Returns:
+        Exit code: 0, or 1 after an error that is told in one line.
+    """
+    rclpy.init()
+    node = None
+    try:
+        node = make_node()
+        if threads == 1:
+            rclpy.spin(node)
+        else:
+            executor = MultiThreadedExecutor(num_threads=threads)
+            executor.add_node(node)
+            executor.spin()
+    except (KeyboardInterrupt, ExternalShutdownException):
+        pass
+    except (ValueError, OSError, ImportError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    finally:
+        if node is not None:
+            node.close()
+            node.destroy_node()
+        rclpy.try_shutdown()
+    return 0

@@ -1,0 +1,208 @@
+"""The inputs of a policy: subscriptions, synchronisation, joint states, and what became of all of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from rclpy.event_handler import SubscriptionEventCallbacks
+from rclpy.node import Node
+from sensor_msgs.msg import CompressedImage, Image, JointState
+
+from flashrt_ros.control.robot import Robot
+from flashrt_ros.control.watchdog import Watchdog
+from flashrt_ros.nodes.base import Parameters, sensor_qos, to_ns
+from flashrt_ros.nodes.filters import CameraSynchronizer, Subscriber
+from flashrt_ros.nodes.images import decode
+from flashrt_ros.observation.frame import FrameSet, Observation, Role
+from flashrt_ros.observation.gaps import GapCounter
+from flashrt_ros.observation.joint_state import JointStateBuffer, JointStateError
+from flashrt_ros.observation.mailbox import Mailbox
+from flashrt_ros.observation.pixels import ImageError
+from flashrt_ros.observation.synchronizer import Synchronizer
+
+JOINT_STATES = "joint_states"
+"""Name of the joint state input beside the cameras' names."""
+
+
+class ObservationError(ValueError):
+    """A set that cannot become an observation. `reason` is a short name to count it under."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class ObservationInputs:
+    """Everything between the topics and the worker that infers.
+
+    Created when the node is activated and destroyed when it is deactivated; callbacks store and wake, no more.
+
+    Args:
+        node: owns the subscriptions.
+        robot: names cameras, topics and joints.
+        parameters: of the policy node.
+    """
+
+    def __init__(self, node: Node, robot: Robot, parameters: Parameters) -> None:
+        self._node = node
+        self._robot = robot
+        self._clock = node.get_clock()
+        self.incompatible: dict[str, str] = {}
+        """Topics with a publisher whose QoS does not fit, with the policy that differs."""
+        self.rejected_sets: Counter[str] = Counter()
+        """Sets that did not become an observation, by reason."""
+        self.rejected_states: Counter[str] = Counter()
+        fifo = parameters["sync_policy"] == "fifo"
+        self.mailbox = Mailbox(parameters["fifo_depth"] if fifo else 1)
+        self.joint_states = JointStateBuffer(robot.joint_names, parameters.ns("max_state_age_ms"))
+        needed = [c.name for c in robot.cameras if c.role is not Role.OPTIONAL]
+        self.watchdog = Watchdog([*needed, JOINT_STATES], parameters.ns("max_age_ms"))
+        self._subscribers = self._subscribe(parameters["reliability"] == "reliable")
+        self.synchronizer = CameraSynchronizer(
+            node,
+            {camera: self._subscribers[camera] for camera in self._camera_names()},
+            self._make_synchronizer(parameters),
+            {
+                camera.name: GapCounter(camera.rate_hz and round(1e9 / camera.rate_hz))
+                for camera in robot.cameras
+            },
+        )
+        self.synchronizer.registerCallback(self.mailbox.put)
+        for name in needed:
+            self._subscribers[name].registerCallback(self._heard, name)
+        self._subscribers[JOINT_STATES].registerCallback(self._on_joint_state)
+        self.watchdog.start(self._now_ns())
+
+    def observe(self, frame_set: FrameSet) -> Observation:
+        """Decode a set's images and find the joint state that goes with them.
+
+        Raises:
+            ObservationError: an image is corrupt, or no joint state fits; counted.
+        """
+        try:
+            sample = self.joint_states.nearest(frame_set.stamp_ns)
+        except JointStateError as error:
+            self.reject(JOINT_STATES)
+            raise ObservationError(JOINT_STATES, str(error)) from error
+        images = {}
+        for camera, frame in frame_set.frames.items():
+            try:
+                images[camera] = decode(frame.payload)
+            except ImageError as error:
+                self.reject(error.reason)
+                raise ObservationError(error.reason, f"camera {camera}: {error}") from error
+        return Observation(
+            frame_set=frame_set,
+            images=images,
+            joint_positions=sample.positions,
+            state_capture_ns=sample.capture_ns,
+            state_receive_ns=sample.receive_ns,
+        )
+
+    def reject(self, reason: str) -> None:
+        """Count a set that was taken and not inferred."""
+        self.rejected_sets[reason] += 1
+
+    def clock_jumped(self) -> None:
+        """Forget what was received before the clock went back."""
+        self.synchronizer.reset("clock_jump")
+        self.mailbox.clear()
+        self.joint_states.clear()
+        self.watchdog.start(self._now_ns())
+
+    def destroy(self) -> None:
+        """Destroy the subscriptions. No callback of theirs may be running: call it from their callback group."""
+        self.mailbox.close()
+        for subscriber in self._subscribers.values():
+            self._node.destroy_subscription(subscriber.sub)
+
+    def counts(self) -> dict[str, Any]:
+        """What became of everything received, as plain values."""
+        cameras = {}
+        lost = self.synchronizer.lost()
+        for name, fates in self.synchronizer.fates().items():
+            cameras[name] = {
+                "received": fates.received,
+                "used": fates.used,
+                "superseded": fates.superseded,
+                "late": fates.late,
+                "rejected": dict(fates.rejected),
+                "pending": fates.pending,
+                "unexplained": fates.unexplained,
+                "lost_before": lost[name],
+            }
+        sets = self.mailbox.fates()
+        return {
+            "cameras": cameras,
+            "sets": {
+                "received": sets.received,
+                "taken": sets.taken,
+                "superseded": sets.superseded,
+                "waiting": sets.waiting,
+                "rejected": dict(self.rejected_sets),
+            },
+            "joint_states_rejected": dict(self.rejected_states),
+        }
+
+    def _camera_names(self) -> list[str]:
+        return [camera.name for camera in self._robot.cameras]
+
+    def _make_synchronizer(self, parameters: Parameters) -> Synchronizer:
+        slop_ns = 0 if parameters["sync_policy"] == "exact" else parameters.ns("slop_ms")
+        return Synchronizer(
+            [camera.rule for camera in self._robot.cameras],
+            slop_ns=slop_ns,
+            depth=parameters["queue_depth"],
+            max_future_ns=parameters.ns("max_future_ms"),
+            jump_back_ns=parameters.ns("jump_back_ms"),
+            absent_after_ns=max(slop_ns, parameters.ns("absent_after_ms")),
+        )
+
+    def _subscribe(self, reliable: bool) -> dict[str, Subscriber]:
+        sources: list[tuple[str, Any, str, int]] = [
+            (
+                camera.name,
+                CompressedImage if camera.transport == "compressed" else Image,
+                camera.topic,
+                4,
+            )
+            for camera in self._robot.cameras
+        ]
+        sources.append((JOINT_STATES, JointState, self._robot.joint_states_topic, 10))
+        return {
+            name: Subscriber(
+                self._node,
+                message_type,
+                topic,
+                qos_profile=sensor_qos(depth, reliable=reliable),
+                event_callbacks=SubscriptionEventCallbacks(
+                    incompatible_qos=lambda event, topic=topic: self._on_incompatible(topic, event)
+                ),
+            )
+            for name, message_type, topic, depth in sources
+        }
+
+    def _on_incompatible(self, topic: str, event: Any) -> None:
+        self.incompatible[topic] = str(event.last_policy_kind)
+        self._node.get_logger().error(
+            f"a publisher on {topic} offers a QoS that this node does not hear (policy "
+            f"{event.last_policy_kind}): set parameter `reliability` to best_effort, or the publisher to reliable"
+        )
+
+    def _heard(self, message: Any, source: str) -> None:
+        self.watchdog.hear(source, self._now_ns())
+
+    def _on_joint_state(self, message: JointState) -> None:
+        receive_ns = self._now_ns()
+        self.watchdog.hear(JOINT_STATES, receive_ns)
+        try:
+            self.joint_states.add(
+                message.name, message.position, to_ns(message.header.stamp), receive_ns
+            )
+        except JointStateError as error:
+            self.rejected_states["refused"] += 1
+            self._node.get_logger().warning(str(error), throttle_duration_sec=1.0)
+
+    def _now_ns(self) -> int:
+        return int(self._clock.now().nanoseconds)

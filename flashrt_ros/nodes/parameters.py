@@ -1,0 +1,283 @@
+"""Every parameter of every node, declared once: the nodes, `config/*.yaml` and the documentation read this table.
+
+Nothing here imports ROS, so that the documentation can be made without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Value = bool | int | float | str | list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter. Its type is the type of its default."""
+
+    name: str
+    default: Any
+    description: str
+    unit: str = ""
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: Sequence[str] = ()
+    live: bool = False
+    """Takes effect while the node runs; the others at the next configure (or start)."""
+
+    @property
+    def type_name(self) -> str:
+        """As `ros2 param` calls it."""
+        if isinstance(self.default, list):
+            return "string_array"
+        kinds = {bool: "bool", int: "integer", float: "double", str: "string"}
+        return kinds[type(self.default)]
+
+    @property
+    def range_text(self) -> str:
+        """Range or choices, for people."""
+        if self.choices:
+            return " | ".join(self.choices)
+        if self.minimum is None and self.maximum is None:
+            return ""
+        low = "-∞" if self.minimum is None else f"{self.minimum:g}"
+        high = "∞" if self.maximum is None else f"{self.maximum:g}"
+        return f"{low} to {high}"
+
+    def check(self, value: Any) -> Any:
+        """The value in this parameter's type; an integer is taken for a double.
+
+        Raises:
+            ValueError: another type, or out of range; names the parameter, what is expected and what was found.
+        """
+        if isinstance(self.default, float) and type(value) is int:
+            value = float(value)
+        if isinstance(self.default, list):
+            fits = isinstance(value, (list, tuple)) and all(isinstance(v, str) for v in value)
+            value = list(value) if fits else value
+        else:
+            fits = type(value) is type(self.default)
+        inside = fits and (
+            (not self.choices or value in self.choices)
+            and (self.minimum is None or value >= self.minimum)
+            and (self.maximum is None or value <= self.maximum)
+        )
+        if not inside:
+            allowed = f", {self.range_text}" if self.range_text else ""
+            unit = f" {self.unit}" if self.unit else ""
+            raise ValueError(
+                f"parameter {self.name}: expected {self.type_name}{allowed}{unit}, found {value!r}"
+            )
+        return value
+
+
+_ROBOT = Parameter("robot", "so101", "Robot contract: a file, or the name of one in config/robots.")
+_MAX_AGE = 500.0
+
+POLICY = (
+    _ROBOT,
+    Parameter("checkpoint", "expert", "What infers: `expert`, the scripted one."),
+    Parameter("instruction", "", "What the robot shall do; empty: nothing.", live=True),
+    Parameter(
+        "sync_policy",
+        "newest",
+        "Which synchronised set is inferred: the newest, every one in order (bounded), or the newest of equal stamps.",
+        choices=("newest", "fifo", "exact"),
+    ),
+    Parameter(
+        "slop_ms", 20.0, "Largest difference of capture stamps within a set.", "ms", 0.0, 1000.0
+    ),
+    Parameter(
+        "queue_depth", 8, "Frames of each camera that may wait for partners.", "frames", 1, 100
+    ),
+    Parameter("fifo_depth", 4, "Sets that may wait for inference under `fifo`.", "sets", 1, 100),
+    Parameter(
+        "max_future_ms",
+        50.0,
+        "A frame stamped further ahead of this node's clock is rejected.",
+        "ms",
+        0.0,
+        10_000.0,
+    ),
+    Parameter(
+        "jump_back_ms",
+        1000.0,
+        "A stamp further back than this is a clock that jumped: queues are emptied.",
+        "ms",
+        10.0,
+        60_000.0,
+    ),
+    Parameter(
+        "absent_after_ms",
+        200.0,
+        "How long an optional camera is waited for after its last frame.",
+        "ms",
+        0.0,
+        10_000.0,
+    ),
+    Parameter(
+        "reliability",
+        "best_effort",
+        "QoS of the inputs. best_effort also hears reliable publishers; reliable does not hear best-effort ones.",
+        choices=("best_effort", "reliable"),
+    ),
+    Parameter(
+        "max_age_ms",
+        _MAX_AGE,
+        "Oldest observation that is inferred, and longest silence of an input before the robot is held.",
+        "ms",
+        10.0,
+        60_000.0,
+        live=True,
+    ),
+    Parameter(
+        "max_state_age_ms",
+        100.0,
+        "Largest distance in time between a picture and the joint state that goes with it.",
+        "ms",
+        1.0,
+        10_000.0,
+    ),
+    Parameter(
+        "start",
+        "aligned",
+        "When action 0 is meant: at the capture (what passed since is skipped), or at publication.",
+        choices=("aligned", "now"),
+        live=True,
+    ),
+    Parameter("dry_run", False, "Publish chunks and no trajectory: nothing moves.", live=True),
+    Parameter(
+        "autostart", False, "Configure and activate by itself, each as the state before is reached."
+    ),
+    Parameter("diagnostics_rate", 1.0, "How often /diagnostics is published.", "Hz", 0.1, 20.0),
+)
+
+AGE_LOGGER = (
+    Parameter(
+        "log_file",
+        "",
+        "File of the run's log; a number is added where it exists; empty: no log is written.",
+    ),
+    Parameter("window_s", 5.0, "Time over which statistics are taken.", "s", 0.5, 600.0),
+    Parameter("rate", 1.0, "How often statistics are published.", "Hz", 0.1, 20.0),
+)
+
+ACTION_PLAYER = (
+    _ROBOT,
+    Parameter(
+        "rate", 200.0, "How often it is checked whether an action is due.", "Hz", 10.0, 1000.0
+    ),
+    Parameter(
+        "max_age_ms",
+        _MAX_AGE,
+        "Oldest observation whose actions are still applied; then the robot holds.",
+        "ms",
+        10.0,
+        60_000.0,
+        live=True,
+    ),
+    Parameter(
+        "interface",
+        "joint_state",
+        "Command message: sensor_msgs/JointState by name, or std_msgs/Float64MultiArray in the contract's order.",
+        choices=("joint_state", "multi_array"),
+    ),
+)
+
+_WORLD = (
+    Parameter(
+        "seed", 0, "Seed of the world: order, places and colours of the blocks.", "", 0, 2**31 - 1
+    ),
+    Parameter("image_height", 224, "Rows of a picture.", "px", 32, 2160),
+    Parameter("image_width", 224, "Columns of a picture.", "px", 32, 3840),
+)
+
+SIM_ROBOT = (
+    *_WORLD,
+    Parameter("belt_speed", 0.04, "Speed of the belt.", "m/s", -0.5, 0.5),
+    Parameter("state_rate", 100.0, "How often joint states are published.", "Hz", 1.0, 500.0),
+    Parameter("camera_rate", 30.0, "How often each camera's shutter opens.", "Hz", 1.0, 120.0),
+    Parameter("cameras", ["overhead", "wrist"], "Cameras whose shutters are driven."),
+    Parameter(
+        "camera_skew_ms",
+        0.0,
+        "Each camera's shutter opens this much after the one before.",
+        "ms",
+        0.0,
+        100.0,
+    ),
+    Parameter("task_log", "", "File for a JSON line for each block reached; empty: none."),
+)
+
+SIM_CAMERA = (
+    *_WORLD,
+    Parameter("cameras", ["overhead", "wrist"], "Cameras rendered by this process."),
+    Parameter(
+        "delay_ms", 0.0, "Added between capture and publication.", "ms", 0.0, 2000.0, live=True
+    ),
+    Parameter(
+        "jitter_ms",
+        0.0,
+        "Standard deviation of a normal delay, cut at 0.",
+        "ms",
+        0.0,
+        500.0,
+        live=True,
+    ),
+    Parameter("drop", 0.0, "Share of pictures that are not published.", "", 0.0, 1.0, live=True),
+)
+
+NODES: dict[str, tuple[Parameter, ...]] = {
+    "policy": POLICY,
+    "age_logger": AGE_LOGGER,
+    "action_player": ACTION_PLAYER,
+    "sim_robot": SIM_ROBOT,
+    "sim_camera": SIM_CAMERA,
+}
+"""Parameters by node."""
+
+
+def yaml_text(node: str) -> str:
+    """A parameter file for one node with every default and its comment."""
+    return "\n".join(_yaml_lines(node)) + "\n"
+
+
+def _yaml_lines(node: str) -> Iterator[str]:
+    yield f"/**/{node}:"
+    yield "  ros__parameters:"
+    for parameter in NODES[node]:
+        notes = [parameter.description]
+        if parameter.unit:
+            notes.append(f"[{parameter.unit}]")
+        if parameter.range_text:
+            notes.append(f"({parameter.range_text})")
+        if parameter.live:
+            notes.append("Live.")
+        yield f"    # {' '.join(notes)}"
+        yield f"    {parameter.name}: {_yaml_value(parameter.default)}"
+
+
+def _yaml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, list):
+        return "[" + ", ".join(value) + "]"
+    return str(value)
+
+
+def markdown_table(node: str) -> str:
+    """The table of one node's parameters, for the documentation."""
+    rows = [
+        "| parameter | type | default | unit | range | live | meaning |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for p in NODES[node]:
+        allowed = p.range_text.replace("|", "/")
+        rows.append(
+            f"| `{p.name}` | {p.type_name} | `{_yaml_value(p.default)}` | {p.unit} | {allowed} | "
+            f"{'yes' if p.live else ''} | {p.description} |"
+        )
+    return "\n".join(rows) + "\n"

@@ -1,0 +1,327 @@
+"""The policy node: cameras and joint states in, action chunks and trajectories out.
+
+A lifecycle node. `configure` loads the policy, `activate` opens the inputs and starts the one worker thread that
+infers, `deactivate` closes and joins them, `cleanup` drops the policy. Callbacks only store and wake.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+from collections import Counter, deque
+from typing import Any
+
+from diagnostic_msgs.msg import DiagnosticArray
+from lifecycle_msgs.msg import State
+from rclpy.callback_groups import ReentrantCallbackGroup
+from rclpy.clock import JumpThreshold
+from rclpy.duration import Duration
+from rclpy.lifecycle import LifecycleNodeMixin, LifecycleState, TransitionCallbackReturn
+from rclpy.node import Node
+from rclpy.parameter import Parameter as RosParameter
+from std_msgs.msg import String
+from std_srvs.srv import Trigger
+from trajectory_msgs.msg import JointTrajectory
+
+from flashrt_ros.control.chunk import Start
+from flashrt_ros.control.policies import build_policy
+from flashrt_ros.control.robot import load_robot
+from flashrt_ros.control.safety import UnsafeActionError
+from flashrt_ros.control.session import RESET_EPISODE, RESET_HOLD, PolicySession
+from flashrt_ros.msg import ActionChunk
+from flashrt_ros.nodes.base import LATCHED, RELIABLE, Parameters, find_robot, run, to_time
+from flashrt_ros.nodes.inputs import ObservationError, ObservationInputs
+from flashrt_ros.nodes.messages import chunk_message, hold_message, trajectory_message
+from flashrt_ros.nodes.parameters import POLICY
+from flashrt_ros.nodes.policy_diagnostics import policy_status
+from flashrt_ros.observation.frame import FrameSet
+from flashrt_ros.observation.joint_state import JointStateError
+
+_WATCH_PERIOD_S = 0.02
+
+
+class PolicyNode(LifecycleNodeMixin, Node):
+    """See the module."""
+
+    def __init__(self) -> None:
+        Node.__init__(self, "policy")
+        # Reentrant, so that the state can be asked for, and a wrong transition refused, while a configure runs.
+        lifecycle_group = ReentrantCallbackGroup()
+        LifecycleNodeMixin.__init__(
+            self, enable_communication_interface=True, callback_group=lifecycle_group
+        )
+        self._session: PolicySession | None = None
+        self._inputs: ObservationInputs | None = None
+        self._worker: threading.Thread | None = None
+        self._last_publish_ns = 0
+        self._holding = ""
+        self._progress = ""
+        self._own_instructions: deque[str] = deque(maxlen=16)
+        self.holds: Counter[str] = Counter()
+        self.incidents: Counter[str] = Counter()
+        self._parameters = Parameters(self, POLICY, self._check_parameter, self._parameter_changed)
+
+        self._chunks = self.create_publisher(ActionChunk, "~/action_chunk", RELIABLE)
+        self._trajectories = self.create_publisher(JointTrajectory, "~/joint_trajectory", RELIABLE)
+        self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", RELIABLE)
+        self._instructions = self.create_publisher(String, "~/instruction", LATCHED)
+        self.create_subscription(String, "~/instruction", self._on_instruction, LATCHED)
+        self.create_service(Trigger, "~/reset", self._on_reset)
+        self.create_timer(1.0 / self._parameters["diagnostics_rate"], self._publish_diagnostics)
+        self.create_timer(_WATCH_PERIOD_S, self._watch)
+        self._jump_handle = self.get_clock().create_jump_callback(
+            JumpThreshold(
+                min_forward=None, min_backward=Duration(nanoseconds=-1), on_clock_change=True
+            ),
+            post_callback=self._on_clock_jump,
+        )
+        if self._parameters["instruction"]:
+            self._announce_instruction(self._parameters["instruction"])
+        if self._parameters["autostart"]:
+            self._autostart = self.create_timer(0.0, self._start, callback_group=lifecycle_group)
+
+    # ------------------------------------------------------------ lifecycle
+
+    def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Load the robot contract and the policy."""
+        try:
+            robot = load_robot(find_robot(self._parameters["robot"]))
+            policy = build_policy(self._parameters["checkpoint"], robot, progress=self._tell)
+            self._session = PolicySession(policy, robot, clock_ns=self._now_ns)
+            self._check_parameter("instruction", self._parameters["instruction"])
+        except Exception as error:
+            self._session = None
+            return self._failed("configure", error)
+        self._tell("")
+        self.get_logger().info(
+            f"configured: policy {policy.spec.plan_id} on robot {robot.name}, horizon "
+            f"{policy.spec.horizon}, cameras {', '.join(c.name for c in robot.cameras)}"
+        )
+        return TransitionCallbackReturn.SUCCESS
+
+    def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Open the inputs and start the worker."""
+        try:
+            session = self._session
+            assert session is not None, "activate comes after configure"
+            session.reset(RESET_EPISODE)
+            self._holding = ""
+            self._last_publish_ns = self._now_ns()
+            self._inputs = ObservationInputs(self, session.robot, self._parameters)
+        except Exception as error:
+            return self._failed("activate", error)
+        self._worker = threading.Thread(
+            target=self._work, args=(session, self._inputs), name="inference", daemon=True
+        )
+        self._worker.start()
+        self.get_logger().info("active")
+        return TransitionCallbackReturn.SUCCESS
+
+    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Close the inputs and wait for the inference in flight."""
+        self._publish_diagnostics()
+        self._stop()
+        self.get_logger().info("inactive: inputs closed, nothing in flight")
+        return TransitionCallbackReturn.SUCCESS
+
+    def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Drop the policy and what it holds."""
+        self._session = None
+        return TransitionCallbackReturn.SUCCESS
+
+    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """As deactivate and cleanup."""
+        self._stop()
+        self._session = None
+        return TransitionCallbackReturn.SUCCESS
+
+    def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Back to unconfigured, where a second configure works."""
+        self._stop()
+        self._session = None
+        return TransitionCallbackReturn.SUCCESS
+
+    def close(self) -> None:
+        """Stop the worker before the node is destroyed."""
+        self._stop()
+
+    def _start(self) -> None:
+        self.destroy_timer(self._autostart)
+        if self.trigger_configure() == TransitionCallbackReturn.SUCCESS:
+            self.trigger_activate()
+
+    def _stop(self) -> None:
+        inputs, self._inputs = self._inputs, None
+        if inputs is not None:
+            inputs.destroy()
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.join()
+
+    def _failed(self, transition: str, error: Exception) -> TransitionCallbackReturn:
+        self._tell("")
+        self.incidents[f"{transition}_failed"] += 1
+        self.get_logger().error(f"{transition} failed: {error}")
+        if not isinstance(error, (ValueError, OSError, ImportError)):
+            self.get_logger().error("".join(traceback.format_exception(error)))
+        return TransitionCallbackReturn.FAILURE
+
+    # ------------------------------------------------------------ inference
+
+    def _work(self, session: PolicySession, inputs: ObservationInputs) -> None:
+        """Infer one set after the other, until the mailbox is closed. Nothing that goes wrong ends the loop."""
+        while (frame_set := inputs.mailbox.take()) is not None:
+            try:
+                self._infer(session, inputs, frame_set)
+            except (ObservationError, UnsafeActionError) as error:
+                self.get_logger().warning(str(error), throttle_duration_sec=1.0)
+            except Exception as error:
+                self.incidents["inference_failed"] += 1
+                self.get_logger().error(
+                    f"inference failed: {''.join(traceback.format_exception(error))}",
+                    throttle_duration_sec=1.0,
+                )
+
+    def _infer(
+        self, session: PolicySession, inputs: ObservationInputs, frame_set: FrameSet
+    ) -> None:
+        instruction = self._parameters["instruction"]
+        if not instruction:
+            inputs.reject("no_instruction")
+            return
+        if self._now_ns() - frame_set.stamp_ns > self._parameters.ns("max_age_ms"):
+            inputs.reject("stale")
+            return
+        observation = inputs.observe(frame_set)
+        session.start = Start(self._parameters["start"])
+        inference = session.step(observation, instruction)
+        chunk = session.publish(observation, inference)
+        if chunk is None:
+            self.get_logger().warning(
+                "every action of a chunk was past before it could be published: inference takes longer than "
+                "the horizon",
+                throttle_duration_sec=1.0,
+            )
+            return
+        self._chunks.publish(chunk_message(chunk, observation, session.robot))
+        if not self._parameters["dry_run"]:
+            trajectory = trajectory_message(chunk, session.robot, self._now_ns())
+            if trajectory is not None:
+                self._trajectories.publish(trajectory)
+        self._last_publish_ns = chunk.timeline.publish_ns
+        if self._holding:
+            self.get_logger().info("chunks flow again")
+            self._holding = ""
+
+    # ------------------------------------------------------------ watching
+
+    def _watch(self) -> None:
+        """Hold the robot when an input fell silent or no chunk came for `max_age_ms`."""
+        session, inputs = self._session, self._inputs
+        if inputs is None or session is None:
+            return
+        now_ns = self._now_ns()
+        inputs.watchdog.max_silence_ns = max_age_ns = self._parameters.ns("max_age_ms")
+        silent = inputs.watchdog.silent(now_ns)
+        if silent:
+            self._hold(session, inputs, f"silent: {', '.join(silent)}", now_ns)
+        elif self._parameters["instruction"] and now_ns - self._last_publish_ns > max_age_ns:
+            self._hold(session, inputs, "no chunk", now_ns)
+
+    def _hold(
+        self, session: PolicySession, inputs: ObservationInputs, reason: str, now_ns: int
+    ) -> None:
+        if self._holding == reason:
+            return
+        self._holding = reason
+        self.holds[reason] += 1
+        session.reset(RESET_HOLD)
+        self.get_logger().error(f"holding the robot: {reason}")
+        if self._parameters["dry_run"]:
+            return
+        try:
+            positions = inputs.joint_states.nearest(now_ns).positions
+        except JointStateError:
+            # Without a position there is nothing to hold at; a controller ends its trajectory at rest by itself.
+            return
+        self._trajectories.publish(hold_message(positions, session.robot, now_ns))
+
+    def _on_clock_jump(self, jump: Any) -> None:
+        self.incidents["clock_jump"] += 1
+        self.get_logger().warning("the clock jumped: what was received before it is dropped")
+        self._last_publish_ns = self._now_ns()
+        if self._inputs is not None:
+            self._inputs.clock_jumped()
+
+    def _publish_diagnostics(self) -> None:
+        message = DiagnosticArray()
+        message.header.stamp = to_time(self._now_ns())
+        state = self._state_machine.current_state
+        message.status = policy_status(
+            name=self.get_fully_qualified_name().lstrip("/"),
+            state=state[1],
+            active=state[0] == State.PRIMARY_STATE_ACTIVE,
+            progress=self._progress,
+            holding=self._holding,
+            session=self._session,
+            inputs=self._inputs,
+            counts={"holds": dict(self.holds), "incidents": dict(self.incidents)},
+            now_ns=self._now_ns(),
+        )
+        self._diagnostics.publish(message)
+
+    def _tell(self, progress: str) -> None:
+        self._progress = progress
+        if progress:
+            self.get_logger().info(progress)
+            self._publish_diagnostics()
+
+    # ------------------------------------------------------------ instruction, parameters, services
+
+    def _check_parameter(self, name: str, value: Any) -> None:
+        if name == "instruction" and value and self._session is not None:
+            self._session.policy.check_instruction(value)
+
+    def _parameter_changed(self, name: str, value: Any) -> None:
+        if name == "instruction":
+            self.get_logger().info(f"instruction: {value!r}")
+            self._announce_instruction(value)
+
+    def _announce_instruction(self, text: str) -> None:
+        """Say on the topic what the parameter says; our own message comes back and must not be taken for news."""
+        self._own_instructions.append(text)
+        self._instructions.publish(String(data=text))
+
+    def _on_instruction(self, message: String) -> None:
+        if message.data in self._own_instructions:
+            self._own_instructions.remove(message.data)
+            return
+        if message.data == self._parameters["instruction"]:
+            return
+        (result,) = self.set_parameters([RosParameter("instruction", value=message.data)])
+        if not result.successful:
+            self.get_logger().error(f"instruction refused, the one before stays: {result.reason}")
+
+    def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        session = self._session
+        response.success = session is not None
+        if session is None:
+            response.message = "not configured: there is nothing to reset"
+        else:
+            session.reset(RESET_EPISODE)
+            response.message = "the next inference starts afresh"
+        return response
+
+    def _now_ns(self) -> int:
+        return int(self.get_clock().now().nanoseconds)
+
+
+def main() -> int:
+    """Run the node."""
+    # One thread for a transition that takes its time, one for everything else, one that waits.
+    return run(PolicyNode, threads=3)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""What a run was like: percentiles of ages, what became of everything, as a dictionary, a table and a CSV."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flashrt_ros.observation.timeline import TERMS
+from flashrt_ros.offline.run_log import AGE_COLUMNS, Run
+
+_PERCENTILES = {"p50_ms": 50, "p95_ms": 95, "p99_ms": 99, "max_ms": 100}
+
+
+def summarize(run: Run) -> dict[str, Any]:
+    """All figures of a run, ready for JSON. Durations in milliseconds.
+
+    `terms_off_by_ns` is the largest difference between an age and the sum of its terms: 0.
+    """
+    terms = {name: run.column(f"{name}_ns") for name in TERMS}
+    age_ns = run.age_ns
+    total_ns = sum(terms.values(), np.zeros_like(age_ns))
+    duration_s = _duration_s(run)
+    node, player = _policy_counts(run.fates), _player_counts(run.fates)
+    sets = node.get("sets", {})
+    return {
+        "log": str(run.path),
+        "ended_in_order": run.ended,
+        "duration_s": duration_s,
+        "chunks": len(run.chunks),
+        "chunks_per_s": len(run.chunks) / duration_s if duration_s else 0.0,
+        "sets_per_s": _sets_per_s(run),
+        "actions": len(age_ns),
+        "actions_measured": int(run.column("measured").sum()),
+        "terms_off_by_ns": int(np.abs(total_ns - age_ns).max(initial=0)),
+        "age": _percentiles(age_ns),
+        "terms": {name: _percentiles(values) for name, values in terms.items()},
+        "skew": _percentiles(
+            np.array([note["skew_ns"] for note in run.chunk_notes], dtype=np.int64)
+        ),
+        "cameras": node.get("cameras", {}),
+        "frames_unexplained": sum(c["unexplained"] for c in node.get("cameras", {}).values()),
+        "frames_lost_before": sum(c["lost_before"] for c in node.get("cameras", {}).values()),
+        "sets": sets,
+        "chunks_refused_by_policy": node.get("chunks_refused", {}),
+        "resets": node.get("resets", {}),
+        "holds": node.get("holds", {}),
+        "player": player,
+        "action_fates": run.fates.get("age_logger", {}).get("actions", {}),
+        "reports_refused": run.fates.get("age_logger", {}).get("reports_refused", {}),
+        "plans": sorted({str(note["plan_id"]) for note in run.chunk_notes}),
+        "instructions": list(dict.fromkeys(str(note["instruction"]) for note in run.chunk_notes)),
+    }
+
+
+def _duration_s(run: Run) -> float:
+    if len(run.chunks) < 2:
+        return 0.0
+    first, last = run.chunks[0].timeline, run.chunks[-1].timeline
+    return (last.publish_ns - first.publish_ns) / 1e9
+
+
+def _sets_per_s(run: Run) -> float:
+    """Rate of the sets behind consecutive chunks: the median interval counts, not the pauses."""
+    stamps = np.array([chunk.timeline.capture_ns for chunk in run.chunks], dtype=np.int64)
+    if len(stamps) < 2:
+        return 0.0
+    return float((len(stamps) - 1) / ((stamps[-1] - stamps[0]) / 1e9))
+
+
+def _percentiles(values_ns: np.ndarray) -> dict[str, float]:
+    if not len(values_ns):
+        return dict.fromkeys(_PERCENTILES, 0.0)
+    found = np.percentile(values_ns, list(_PERCENTILES.values()), method="inverted_cdf") / 1e6
+    return dict(zip(_PERCENTILES, found.tolist(), strict=True))
+
+
+def _policy_counts(fates: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    return next((counts for counts in fates.values() if "cameras" in counts), {})
+
+
+def _player_counts(fates: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    return next((counts for counts in fates.values() if "chunks_accepted" in counts), {})
+
+
+def table(summary: Mapping[str, Any]) -> str:
+    """The summary for an 80-column terminal."""
+    return "\n".join(_lines(summary))
+
+
+def _lines(summary: Mapping[str, Any]) -> Iterator[str]:
+    actions, measured = summary["actions"], summary["actions_measured"]
+    yield (
+        f"{summary['chunks']} chunks in {summary['duration_s']:.1f} s ({summary['chunks_per_s']:.1f}/s), "
+        f"{actions} actions applied, {measured} measured"
+    )
+    yield ""
+    yield f"{'age of the observation [ms]':<30}{'P50':>9}{'P95':>9}{'P99':>9}{'max':>9}"
+    rows = [("A = apply - capture", summary["age"])]
+    meanings = {
+        "input": "input   capture → receipt",
+        "queue": "queue   receipt → inference",
+        "infer": "infer   inference",
+        "output": "output  inference → publication",
+        "wait": "wait    publication → apply",
+    }
+    rows += [(f"  {meanings[name]}", summary["terms"][name]) for name in TERMS]
+    for label, row in rows:
+        cells = "".join(f"{row[key]:>9.2f}" for key in _PERCENTILES)
+        yield f"{label:<30.30}{cells}" if len(label) <= 30 else f"{label:<34}{cells[4:]}"
+    yield f"largest |sum of terms - age|: {summary['terms_off_by_ns']} ns"
+    yield ""
+    titles = {
+        "received": 9,
+        "used": 7,
+        "supers.": 9,
+        "late": 6,
+        "reject.": 9,
+        "wait": 6,
+        "lost*": 7,
+        "?": 4,
+    }
+    yield f"{'frames':<12}" + "".join(f"{title:>{width}}" for title, width in titles.items())
+    for name, fates in summary["cameras"].items():
+        yield (
+            f"{name:<12.12}{fates['received']:>9}{fates['used']:>7}{fates['superseded']:>9}"
+            f"{fates['late']:>6}{sum(fates['rejected'].values()):>9}{fates['pending']:>6}"
+            f"{fates['lost_before']:>7}{fates['unexplained']:>4}"
+        )
+    yield "* before this node, by the camera's own period; ?: unexplained"
+    sets = summary["sets"]
+    if sets:
+        rejected = _counts(sets["rejected"])
+        yield (
+            f"sets     {sets['received']} synchronised, {sets['taken']} taken, {sets['superseded']} superseded"
+            + (f", rejected: {rejected}" if rejected else "")
+        )
+    refused = _counts(summary["chunks_refused_by_policy"])
+    yield f"chunks   {summary['chunks']} published" + (f", refused: {refused}" if refused else "")
+    if summary["player"]:
+        player = summary["player"]
+        refused = _counts(player["chunks_refused"])
+        yield f"player   {player['chunks_accepted']} chunks accepted" + (
+            f", refused: {refused}" if refused else ""
+        )
+    yield f"actions  {_counts(summary['action_fates']) or 'none'}"
+    for label, key in (("resets", "resets"), ("holds", "holds")):
+        if summary[key]:
+            yield f"{label:<9}{_counts(summary[key])}"
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+
+
+def write_csv(run: Run, path: Path) -> None:
+    """Write one row for each applied action: `AGE_COLUMNS`, then age_ns."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow((*AGE_COLUMNS, "age_ns"))
+        rows.writerows(np.column_stack([run.ages, run.age_ns]).tolist())
