@@ -55,7 +55,6 @@ _LEROBOT_FIELDS = {
 _OPENPI_FIELDS = {
     "horizon": "action_horizon",
     "action_dim": "action_dim",
-    "max_prompt_tokens": "max_token_len",
     "vision_heads": "vision_heads",
 }
 
@@ -82,7 +81,6 @@ def open_checkpoint(
     *,
     horizon: int | None = None,
     vision_heads: int | None = None,
-    max_prompt_tokens: int | None = None,
 ) -> Checkpoint:
     """Recognise the checkpoint folder at `path` and account for every tensor in it.
 
@@ -91,7 +89,6 @@ def open_checkpoint(
         horizon: actions per chunk, where config.json has no `action_horizon`.
         vision_heads: attention heads of the vision tower, where neither its width (SigLIP's) nor
             a field `vision_heads` in config.json tells.
-        max_prompt_tokens: longest prompt, where the folder does not tell (openpi's do not).
 
     Raises:
         CheckpointError: what was expected and what was found, in which file, under which key.
@@ -100,8 +97,7 @@ def open_checkpoint(
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: expected a checkpoint folder, found none")
     file = _weights_file(folder)
-    asked = {"horizon": horizon, "vision_heads": vision_heads,
-             "max_prompt_tokens": max_prompt_tokens}  # fmt: skip
+    asked = {"horizon": horizon, "vision_heads": vision_heads}
     given = {name: value for name, value in asked.items() if value is not None}
     if (folder / FLASHRT_FILE).exists():
         return _open_flashrt(folder, file, given)
