@@ -184,6 +184,29 @@ def test_jax_parameters(openpi):
     refused(openpi, "convert_jax_model_to_pytorch.py")
 
 
+def test_weights_in_several_files(openpi):
+    part = "model-00001-of-00002.safetensors"
+    (openpi / "model.safetensors").rename(openpi / part)
+    refused(openpi, f"expected model.safetensors, found {part}", "join the parts")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_files_load_and_are_checked(openpi, dtype):
+    edit_tensors(
+        openpi, lambda tensors: tensors.update({k: t.to(dtype) for k, t in tensors.items()})
+    )
+    checkpoint = open_checkpoint(openpi)
+    assert list(checkpoint.stored_parameters) == [str(dtype).removeprefix("torch.")]
+    weights = load_weights(checkpoint, precision="float32")
+    assert weights.dtype == torch.float32
+
+    def spoil(tensors):
+        tensors[Q_PROJ][0, 0] = float("inf")
+
+    edit_tensors(openpi, spoil)
+    refused(openpi, f"NaN or infinity in {Q_PROJ};")
+
+
 def test_no_weights(openpi):
     (openpi / "model.safetensors").unlink()
     refused(openpi, "expected model.safetensors, found no such file")
