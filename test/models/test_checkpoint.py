@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 import torch
-from golden import GOLDEN, recorded
+from .golden import GOLDEN, recorded
 from safetensors.torch import load_file, save_file
 
 from flashrt_ros.models.checkpoint import CheckpointError, load_weights, open_checkpoint

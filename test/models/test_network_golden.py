@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from golden import GOLDEN
+from .golden import GOLDEN
 from safetensors.torch import load_file
 
 from flashrt_ros.models.checkpoint import load_weights, open_checkpoint

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from golden import GOLDEN, RUNS, recorded
+from .golden import GOLDEN, RUNS, recorded
 from safetensors.torch import load_file
 
 from flashrt_ros.models.checkpoint import CheckpointError

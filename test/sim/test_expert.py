@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from closed_loop import run_episode
+from .closed_loop import run_episode
 
 from flashrt_ros.sim import kinematics
 from flashrt_ros.sim.camera import BlockSight
