@@ -27,6 +27,15 @@ def _as_upstream(values: ArrayLike, statistics: Floats) -> Floats:
     return array.astype(np.float32) if statistics.dtype == np.float32 else array
 
 
+def _check(what: str, values: Floats, dim: int, *, positive: bool = False) -> None:
+    right = np.isfinite(values) & ((values > 0) | (not positive))
+    if dim == 0 or values.shape != (dim,) or not right.all():
+        kind = "positive" if positive else "finite"
+        raise ProcessingError(
+            f"{what}: expected {dim or 'some'} {kind} numbers, found {values.tolist()}"
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class Identity:
     """No normalisation."""
@@ -62,6 +71,11 @@ class MeanStd:
     multiply: Floats
     kind: ClassVar[str] = "mean_std"
 
+    def __post_init__(self) -> None:
+        _check("mean", self.mean, self.dim)
+        _check("standard deviation", self.divide, self.dim, positive=True)
+        _check("standard deviation", self.multiply, self.dim)
+
     @property
     def dim(self) -> int:
         """Number of features."""
@@ -91,6 +105,10 @@ class Range:
     width: Floats
     label: str
     kind: ClassVar[str] = "range"
+
+    def __post_init__(self) -> None:
+        _check(self.label, self.low, self.dim)
+        _check(f"width of {self.label}", self.width, self.dim, positive=True)
 
     @property
     def dim(self) -> int:
