@@ -21,7 +21,7 @@ from flashrt_ros.models.errors import MissingTokenizerError, ProcessingError
 from flashrt_ros.models.images import PrepareImage
 from flashrt_ros.models.prompt import PromptFormat
 from flashrt_ros.models.tokenizer import WHERE_TO_GET_IT, Tokenizer
-from flashrt_ros.models.transforms import Absolute, AddState, Floats, Scale
+from flashrt_ros.models.transforms import Absolute, Floats, Scale
 
 FILE_NAME = "processing.json"
 _FORMAT = 1
@@ -300,8 +300,6 @@ class Processor:
     def _base(self, state: ArrayLike) -> Floats:
         """State [action_dim] that relative actions are added to, 0 beyond the state's length."""
         base = self._checked_state(state)
-        if isinstance(self.absolute, AddState) and self.absolute.round_trip:
-            base = self.state.unnormalize(self.state.normalize(base))
         return np.pad(base[: self.action_dim], (0, max(0, self.action_dim - len(base))))
 
 

@@ -283,4 +283,4 @@ def _absolute(
     tokens = [str(token).lower() for token in relative.get("exclude_joints") or [] if token]
     mask = [not any(token in str(name).lower() for token in tokens) for name in (names or [])[:dim]]
     # Without names LeRobot excludes nothing; so does this, and the printed chain shows it.
-    return transforms.AddState(tuple(mask + [True] * (dim - len(mask))), round_trip=False)
+    return transforms.AddState(tuple(mask + [True] * (dim - len(mask))))

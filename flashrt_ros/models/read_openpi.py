@@ -174,4 +174,4 @@ def _absolute(options: ProcessingOptions, dim: int) -> transforms.Absolute | Non
     mask = transforms.mask_from_runs(options.delta_mask, dim)
     if options.joint_velocity_step_rad is not None:
         return transforms.IntegrateVelocity(mask, options.joint_velocity_step_rad)
-    return transforms.AddState(mask, round_trip=True)
+    return transforms.AddState(mask)

@@ -159,12 +159,11 @@ def range_lerobot(low: ArrayLike, high: ArrayLike, eps: float, label: str) -> Ra
 class AddState:
     """Relative actions → absolute ones: `action + base` where the mask is true.
 
-    The base is the state of the chunk's own observation: raw, or (openpi) normalised and
-    unnormalised again.
+    The base is the raw state of the chunk's own observation. (openpi normalises and unnormalises it
+    first: in float64 the same number to 1e-15.)
     """
 
     mask: tuple[bool, ...]
-    round_trip: bool
     kind: ClassVar[str] = "add_state"
 
     def __call__(self, actions: Floats, base: Floats) -> Floats:
@@ -172,8 +171,7 @@ class AddState:
         return actions + np.where(self.mask, base, 0).astype(actions.dtype)
 
     def __str__(self) -> str:
-        base = "state normalised and back" if self.round_trip else "raw state"
-        return f"relative → absolute: + {base} {describe_mask(self.mask)}"
+        return f"relative → absolute: + state {describe_mask(self.mask)}"
 
 
 @dataclass(frozen=True)
@@ -244,7 +242,7 @@ def absolute_from_json(values: dict[str, Any]) -> Absolute:
     """Inverse of `to_json` for the step that makes actions absolute."""
     mask = tuple(values["mask"])
     if values["kind"] == AddState.kind:
-        return AddState(mask, values["round_trip"])
+        return AddState(mask)
     if values["kind"] == IntegrateVelocity.kind:
         return IntegrateVelocity(mask, values["step"])
     raise ProcessingError(f"relative actions: unknown kind {values['kind']!r}")
