@@ -26,6 +26,7 @@ FILTERS = {
     "lerobot": "bilinear without antialias on [0, 1]",
 }
 
+_PIL_BILINEAR = 2  # `Image.Resampling.BILINEAR`; Pillow before 9.1 does not have that name
 _MODEL_VALUES = np.arange(256, dtype=np.float32) / np.float32(255) * 2 - 1
 
 
@@ -50,7 +51,7 @@ def resize_with_pad_openpi(image: NDArray[np.uint8], size: int) -> NDArray[np.ui
     height, width = resized_shape(image.shape[0], image.shape[1], size)
     top, left = _corner((height, width), size)
     out = np.zeros((size, size, 3), np.uint8)
-    resized = Image.fromarray(image).resize((width, height), Image.Resampling.BILINEAR)
+    resized = Image.fromarray(image).resize((width, height), _PIL_BILINEAR)
     out[top : top + height, left : left + width] = np.asarray(resized)
     return out
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from flashrt_ros.models.errors import ProcessingError
 
-Floats = NDArray[np.floating[Any]]
+Floats: TypeAlias = "NDArray[np.floating[Any]]"  # numpy 1.21 cannot evaluate it
 
 
 def _as_upstream(values: ArrayLike, statistics: Floats) -> Floats:
