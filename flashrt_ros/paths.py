@@ -42,6 +42,6 @@ def executable_path(name: str) -> Path:
         if path.is_file():
             return path
     raise FileNotFoundError(
-        f"no node {name!r} beside {_MODULE}: build the ROS package with `make build` or colcon, "
-        "pip installs the core alone"
+        f"no node {name!r} beside {_MODULE}: build the ROS package with `make build` or colcon "
+        "(pip installs the core alone)"
     )
