@@ -101,13 +101,14 @@ _EXPECTED: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 def options_for(folder: Path, given: ProcessingOptions | None) -> ProcessingOptions:
     """Options of a checkpoint: those given, over those of its file, over the defaults."""
     path = folder / FILE_NAME
-    options = _read(path) if path.is_file() else ProcessingOptions()
+    options = read_options(path) if path.is_file() else ProcessingOptions()
     if given is None:
         return options
     return replace(options, **{name: getattr(given, name) for name in given.set_names()})
 
 
-def _read(path: Path) -> ProcessingOptions:
+def read_options(path: Path) -> ProcessingOptions:
+    """Read a file of options; ProcessingError names the file and the field."""
     values = read_json(path)
     unknown = sorted(set(values) - set(_EXPECTED))
     if unknown:

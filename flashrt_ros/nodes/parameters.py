@@ -77,7 +77,27 @@ _MAX_AGE = 500.0
 
 POLICY = (
     _ROBOT,
-    Parameter("checkpoint", "expert", "What infers: `expert`, the scripted one."),
+    Parameter(
+        "checkpoint",
+        "expert",
+        "What infers: the folder of a π0 or π0.5 checkpoint (openpi, LeRobot, converted), or `expert`, the scripted one.",
+    ),
+    Parameter(
+        "device",
+        "auto",
+        "Where the network runs: cpu, cuda, cuda:1; auto: a GPU where there is one.",
+    ),
+    Parameter(
+        "precision",
+        "auto",
+        "Arithmetic of the network; auto: bfloat16 on a GPU, else float32.",
+        choices=("auto", "float32", "bfloat16"),
+    ),
+    Parameter("steps", 10, "Denoising steps of an inference.", "", 1, 100),
+    Parameter("seed", 0, "Seed of the noise that actions are denoised from.", "", 0, 2**31 - 1),
+    Parameter(
+        "tokenizer", "", "Tokenizer file (.model or tokenizer.json), where the checkpoint has none."
+    ),
     Parameter("instruction", "", "What the robot shall do; empty: nothing.", live=True),
     Parameter(
         "sync_policy",
