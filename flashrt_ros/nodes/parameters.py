@@ -80,7 +80,7 @@ POLICY = (
     Parameter(
         "checkpoint",
         "expert",
-        "What infers: the folder of a π0 or π0.5 checkpoint (openpi, LeRobot, converted), or `expert`, the scripted one.",
+        "What infers: folder of a π0 or π0.5 checkpoint (openpi, LeRobot, converted), or `expert`, the scripted one.",
     ),
     Parameter(
         "device",

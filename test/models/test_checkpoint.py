@@ -9,7 +9,6 @@ import shutil
 
 import pytest
 import torch
-from .golden import GOLDEN, recorded
 from safetensors.torch import load_file, save_file
 
 from flashrt_ros.models.checkpoint import CheckpointError, load_weights, open_checkpoint
@@ -25,6 +24,8 @@ from flashrt_ros.models.upstream import (
     sources,
 )
 from flashrt_ros.models.weights import named_tensors, tensor_specs
+
+from .golden import GOLDEN, recorded
 
 VISION = "paligemma_with_expert.paligemma.model.vision_tower."
 Q_PROJ = "paligemma_with_expert.gemma_expert.model.layers.1.self_attn.q_proj.weight"
