@@ -41,8 +41,8 @@ class Parameter:
             return " | ".join(self.choices)
         if self.minimum is None and self.maximum is None:
             return ""
-        low = "-∞" if self.minimum is None else f"{self.minimum:g}"
-        high = "∞" if self.maximum is None else f"{self.maximum:g}"
+        low = "-∞" if self.minimum is None else f"{self.minimum:.10g}"
+        high = "∞" if self.maximum is None else f"{self.maximum:.10g}"
         return f"{low} to {high}"
 
     def check(self, value: Any) -> Any:
