@@ -337,9 +337,12 @@ def write_setup(ros: str) -> None:
         joined = shlex.quote(os.pathsep.join(map(str, folders)))
         lines.append(f"export {name}={joined}${{{name}:+:${name}}}")
     profile = shlex.quote(str(PREFIX / "share" / "flashrt_ros" / "config" / "fastdds.xml"))
+    # Fast DDS 3 (Kilted) renamed the variable, and warns at the old name.
+    fast_dds_2 = os.environ.get("ROS_DISTRO", "") in ("humble", "iron", "jazzy")
+    variable = f"FAST{'RTPS' if fast_dds_2 else 'DDS'}_DEFAULT_PROFILES_FILE"
     lines += [
-        "# Fast DDS's own shared-memory segment loses camera frames. The name changed with Fast DDS 3.",
-        f"export FASTDDS_DEFAULT_PROFILES_FILE={profile} FASTRTPS_DEFAULT_PROFILES_FILE={profile}",
+        "# Fast DDS's own shared-memory segment loses camera frames.",
+        f"export {variable}={profile}",
         "# The pytest plugins of a ROS distribution do not fit every pytest.",
         "export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1",
     ]

@@ -148,7 +148,8 @@ class PolicyNode(LifecycleNodeMixin, Node):
         return TransitionCallbackReturn.SUCCESS
 
     def close(self) -> None:
-        """Stop the worker before the node is destroyed."""
+        """Say what became of everything, and stop the worker before the node is destroyed."""
+        self._publish_diagnostics()
         self._stop()
 
     def _start(self) -> None:
