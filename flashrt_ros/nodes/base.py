@@ -199,6 +199,7 @@ def run(make_node: Callable[[], Any], *, threads: int = 1) -> int:
             while not stopping.is_set():
                 executor.spin_once(timeout_sec=_SIGNAL_PERIOD_S)
         finally:
+            executor.remove_node(node)
             executor.shutdown(timeout_sec=_SHUTDOWN_LIMIT_S)
             node.close()
             node.destroy_node()
