@@ -153,7 +153,7 @@ class PolicyNode(LifecycleNodeMixin, Node):
         self._stop()
 
     def _start(self) -> None:
-        self.destroy_timer(self._autostart)
+        self._autostart.cancel()
         if self.trigger_configure() == TransitionCallbackReturn.SUCCESS:
             self.trigger_activate()
 
