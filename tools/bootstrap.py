@@ -206,7 +206,7 @@ def install_packages(ros: str) -> None:
             f"pip cannot reach its package index, the network seems down: see {shown(log)}"
         )
     errors = re.findall(r"(?m)^ *ERROR: (.+)$", text) or ["no reason given"]
-    raise SetupError(f"pip failed ({errors[0].rstrip('.')}): see {shown(log)}")
+    raise SetupError(f"pip failed ({errors[-1].rstrip('.')}): see {shown(log)}")
 
 
 def adapted_requirements() -> Path:
