@@ -314,6 +314,7 @@ def test_instruction_topic_and_parameter_are_kept_in_step(graph, drivers):
     graph.wait_for(lambda: chunks, "a chunk")
     assert graph.set_parameter("instruction", "touch the blue block").successful
     graph.wait_for(lambda: said and said[-1].data == "touch the blue block", "the topic to follow")
+    graph.wait_for(lambda: chunks[-1].instruction == "touch the blue block", "the policy to follow")
     publisher = graph.client.create_publisher(String, "/policy/instruction", LATCHED)
     publisher.publish(String(data="touch the green block"))
     graph.wait_for(
