@@ -89,7 +89,9 @@ def _nodes(context: LaunchContext) -> list[Node]:
         parameters=[given["params_file"], use_sim_time | _texts(log)],
         **shared,
     )
-    return [age_logger, policy]
+    # In this order: launch's own ROS node, which comes with the first LifecycleNode, is then the last to be shut down,
+    # and a second Ctrl-C that trips over it leaves no process without its signal.
+    return [policy, age_logger]
 
 
 def _texts(values: dict[str, str]) -> dict[str, ParameterValue]:

@@ -223,4 +223,7 @@ def run(make_node: Callable[[], Any], *, threads: int = 1) -> int:
             node.destroy_node()
     finally:
         rclpy.try_shutdown()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # The interpreter gives a handler back to the system as it ends; a late signal would then kill it.
+            signal.signal(number, signal.SIG_IGN)
     return 0
