@@ -8,6 +8,8 @@ BUILD ?= build
 DURATION ?= 20
 OMP_NUM_THREADS ?= 2
 export VENV BUILD OMP_NUM_THREADS
+# Without bytecode every process that imports torch compiles it anew: 2 s each.
+unexport PYTHONDONTWRITEBYTECODE
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c

@@ -32,7 +32,7 @@ PREFIX = BUILD / "prefix"
 OLDEST, NEWEST = (3, 10), (3, 13)
 VERSION = "{}.{}".format(*sys.version_info[:2])
 # Changing what env() or build() do to the folders changes this number, so that older folders are made anew.
-RECIPE = 1
+RECIPE = 2
 
 RENDER_APT = "libegl1 libegl-mesa0 libgl1 libgl1-mesa-dri libopengl0"
 NO_NETWORK = re.compile(
@@ -269,6 +269,8 @@ def build_interfaces(env: dict[str, str], anew: bool) -> None:
     say(f"building the messages ({shown(BUILD / 'cmake.log')})")
     python = VENV / "bin" / "python"
     options = [
+        # Links to the checkout instead of copies: an edit of a Python or config file needs no new build.
+        "-DAMENT_CMAKE_SYMLINK_INSTALL=ON",
         "-DBUILD_TESTING=OFF",
         "-DCMAKE_BUILD_TYPE=Release",
         f"-DCMAKE_INSTALL_PREFIX={PREFIX}",
