@@ -207,8 +207,12 @@ def _has_chunk(age_log: Path) -> bool:
     for record in read_records(age_log):
         if record["type"] == "chunk":
             return True
-        if record["type"] == "fates" and record["counts"].get("incidents", {}).get("configure_failed"):
-            raise DemoError(f"the policy could not be configured; see {age_log.parent / 'policy.log'}")
+        if record["type"] == "fates" and record["counts"].get("incidents", {}).get(
+            "configure_failed"
+        ):
+            raise DemoError(
+                f"the policy could not be configured; see {age_log.parent / 'policy.log'}"
+            )
     return False
 
 

@@ -15,6 +15,7 @@ from rcl_interfaces.msg import (
     ParameterDescriptor,
     SetParametersResult,
 )
+from rclpy.exceptions import ParameterException
 from rclpy.executors import ExternalShutdownException, MultiThreadedExecutor
 from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
@@ -65,7 +66,7 @@ def find_robot(name: str) -> Path:
     """
     path = Path(name).expanduser()
     if path.suffix in (".yaml", ".yml"):
-        if path.is_file():
+        if path.exists():
             return path
         raise FileNotFoundError(f"robot: no file {path}")
     known = config_path("robots/so101.yaml").parent
@@ -101,9 +102,12 @@ class Parameters:
         self._check = check
         self._changed = changed
         for parameter in table:
-            given = node.declare_parameter(
-                parameter.name, parameter.default, _descriptor(parameter)
-            )
+            try:
+                given = node.declare_parameter(
+                    parameter.name, parameter.default, _descriptor(parameter)
+                )
+            except ParameterException as error:
+                raise ValueError(str(error)) from error
             parameter.check(given.value)
         node.add_on_set_parameters_callback(self._on_set)
         if hasattr(node, "add_post_set_parameters_callback"):

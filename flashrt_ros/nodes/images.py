@@ -6,6 +6,8 @@ knows, OpenCV the YUV layouts that it does not know everywhere.
 
 from __future__ import annotations
 
+import array
+
 import cv2
 import numpy as np
 from cv_bridge import CvBridge, CvBridgeError
@@ -20,13 +22,13 @@ from flashrt_ros.observation.pixels import (
     rgb_view,
 )
 
-# Bytes of a pixel in the encodings that cv_bridge turns into rgb8.
-_BRIDGED: dict[str, int] = {
-    "bayer_rggb8": 1,
-    "bayer_bggr8": 1,
-    "bayer_gbrg8": 1,
-    "bayer_grbg8": 1,
-    "mono16": 2,
+# Bytes of a pixel in the encodings that cv_bridge reads, and OpenCV's code to RGB; None: deep grey.
+_BRIDGED: dict[str, tuple[int, int | None]] = {
+    "bayer_rggb8": (1, cv2.COLOR_BayerBG2RGB),
+    "bayer_bggr8": (1, cv2.COLOR_BayerRG2RGB),
+    "bayer_gbrg8": (1, cv2.COLOR_BayerGR2RGB),
+    "bayer_grbg8": (1, cv2.COLOR_BayerGB2RGB),
+    "mono16": (2, None),
 }
 # Bytes of a pixel in one row of the YUV layouts, and OpenCV's code to RGB.
 _YUV: dict[str, tuple[int, int]] = {
@@ -61,7 +63,7 @@ def check_image(message: Image | CompressedImage) -> None:
     if encoding in DIRECT_ENCODINGS:
         pixel_bytes = bytes_per_pixel(encoding)
     else:
-        pixel_bytes = _BRIDGED.get(encoding) or _YUV[encoding][0]
+        pixel_bytes = (_BRIDGED.get(encoding) or _YUV[encoding])[0]
     rows = message.height * 3 // 2 if encoding == "nv21" else message.height
     check_layout(rows, message.width, message.step, len(message.data), pixel_bytes, encoding)
 
@@ -83,25 +85,49 @@ def decode(message: Image | CompressedImage) -> NDArray[np.uint8]:
     encoding = message.encoding
     if encoding in DIRECT_ENCODINGS:
         return rgb_view(message.data, message.height, message.width, message.step, encoding)
-    if encoding in _YUV:
-        return _decode_yuv(message)
+    return _decode_yuv(message) if encoding in _YUV else _decode_bridged(message)
+
+
+def _packed_rows(message: Image, rows: int, row_bytes: int) -> NDArray[np.uint8]:
+    """uint8 [rows, row_bytes] without the padding of the rows."""
+    flat = np.frombuffer(message.data, dtype=np.uint8)
+    padded = np.lib.stride_tricks.as_strided(flat, (rows, row_bytes), (message.step, 1))
+    return np.ascontiguousarray(padded)
+
+
+def _decode_bridged(message: Image) -> NDArray[np.uint8]:
+    pixel_bytes, code = _BRIDGED[message.encoding]
+    row_bytes = message.width * pixel_bytes
+    if message.step != row_bytes:
+        # Not every cv_bridge knows about padding.
+        rows = _packed_rows(message, message.height, row_bytes)
+        message = Image(
+            header=message.header,
+            height=message.height,
+            width=message.width,
+            encoding=message.encoding,
+            is_bigendian=message.is_bigendian,
+            step=row_bytes,
+            data=array.array("B", rows.tobytes()),
+        )
     try:
-        if encoding == "mono16":
-            deep = _bridge.imgmsg_to_cv2(message, "passthrough")
-            grey = (deep >> 8).astype(np.uint8)
-            return np.broadcast_to(grey[..., None], (*grey.shape, 3))
-        return np.asarray(_bridge.imgmsg_to_cv2(message, "rgb8"), dtype=np.uint8)
-    except (CvBridgeError, KeyError, cv2.error) as error:
-        raise ImageError("corrupt", f"{encoding} image cannot be converted: {error}") from error
+        pixels = _bridge.imgmsg_to_cv2(message, "passthrough")
+    except (CvBridgeError, KeyError, TypeError, ValueError) as error:
+        raise ImageError(
+            "corrupt", f"{message.encoding} image cannot be converted: {error}"
+        ) from error
+    if code is not None:
+        return np.asarray(cv2.cvtColor(pixels, code), dtype=np.uint8)
+    grey = (pixels >> 8).astype(np.uint8)
+    return np.broadcast_to(grey[..., None], (*grey.shape, 3))
 
 
 def _decode_yuv(message: Image) -> NDArray[np.uint8]:
-    row_bytes, code = _YUV[message.encoding]
+    pixel_bytes, code = _YUV[message.encoding]
     rows = message.height * 3 // 2 if message.encoding == "nv21" else message.height
-    flat = np.frombuffer(message.data, dtype=np.uint8)
-    shape = (rows, message.width) if row_bytes == 1 else (rows, message.width, row_bytes)
-    strides = (message.step, 1) if row_bytes == 1 else (message.step, row_bytes, 1)
-    packed = np.ascontiguousarray(np.lib.stride_tricks.as_strided(flat, shape, strides))
+    packed = _packed_rows(message, rows, message.width * pixel_bytes)
+    if pixel_bytes == 2:
+        packed = packed.reshape(rows, message.width, 2)
     return np.asarray(cv2.cvtColor(packed, code), dtype=np.uint8)
 
 

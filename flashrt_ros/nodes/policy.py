@@ -86,7 +86,9 @@ class PolicyNode(LifecycleNodeMixin, Node):
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Load the robot contract and the policy."""
         try:
-            robot = load_robot(find_robot(self._settings["robot"]))
+            path = find_robot(self._settings["robot"])
+            self._tell(f"reading the robot contract {path}")
+            robot = load_robot(path)
             policy = build_policy(self._settings["checkpoint"], robot, progress=self._tell)
             self._session = PolicySession(policy, robot, clock_ns=self._now_ns)
             self._check_parameter("instruction", self._settings["instruction"])
