@@ -8,12 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import flashrt_ros.msg as messages
 import numpy as np
 import pytest
 import rclpy
-from flashrt_ros.msg import ActionApplied, ActionChunk, AgeStatistics, CameraStamp
 from rclpy.serialization import deserialize_message, serialize_message
+
+import flashrt_ros.msg as messages
+from flashrt_ros.msg import ActionApplied, ActionChunk, AgeStatistics, CameraStamp
 
 NAMES = sorted(path.stem for path in (Path(__file__).resolve().parents[1] / "msg").glob("*.msg"))
 

@@ -31,8 +31,8 @@ BUILD = ROOT / os.environ.get("BUILD", "build")
 PREFIX = BUILD / "prefix"
 OLDEST, NEWEST = (3, 10), (3, 13)
 VERSION = "{}.{}".format(*sys.version_info[:2])
-# Changing what env() or build() do to the folders changes this number, so that older folders are made anew.
-RECIPE = 2
+# Goes up when environments are made in another way, so that older ones are made anew.
+RECIPE = 1
 
 RENDER_APT = "libegl1 libegl-mesa0 libgl1 libgl1-mesa-dri libopengl0"
 NO_NETWORK = re.compile(
@@ -206,7 +206,7 @@ def install_packages(ros: str) -> None:
             f"pip cannot reach its package index, the network seems down: see {shown(log)}"
         )
     errors = re.findall(r"(?m)^ *ERROR: (.+)$", text) or ["no reason given"]
-    raise SetupError(f"pip failed ({errors[0].rstrip('.')}): see {shown(log)}")
+    raise SetupError(f"pip failed ({errors[-1].rstrip('.')}): see {shown(log)}")
 
 
 def adapted_requirements() -> Path:
@@ -233,7 +233,7 @@ def build_package() -> None:
     """Brings $BUILD/prefix and $BUILD/setup.bash up to the checkout."""
     environment = make_environment()
     sources = [ROOT / name for name in ("CMakeLists.txt", "package.xml", "cmake", "msg")]
-    files = [ROOT / name for name in ("flashrt_ros", "kernels", "config", "launch")]
+    files = [ROOT / name for name in ("flashrt_ros", "kernels", "config", "launch", "tools")]
     wanted = {
         "environment": f"{environment} {PREFIX}",
         "interfaces": digest(sources),
@@ -339,9 +339,10 @@ def write_setup(ros: str) -> None:
         joined = shlex.quote(os.pathsep.join(map(str, folders)))
         lines.append(f"export {name}={joined}${{{name}:+:${name}}}")
     profile = shlex.quote(str(PREFIX / "share" / "flashrt_ros" / "config" / "fastdds.xml"))
+    variable = "FASTRTPS" if ros in ("humble", "iron", "jazzy") else "FASTDDS"
     lines += [
-        "# Fast DDS's own shared-memory segment loses camera frames. The name changed with Fast DDS 3.",
-        f"export FASTDDS_DEFAULT_PROFILES_FILE={profile} FASTRTPS_DEFAULT_PROFILES_FILE={profile}",
+        "# Fast DDS's own shared-memory segment loses camera frames.",
+        f"export {variable}_DEFAULT_PROFILES_FILE={profile}",
         "# The pytest plugins of a ROS distribution do not fit every pytest.",
         "export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1",
     ]

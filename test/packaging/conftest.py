@@ -6,8 +6,9 @@ import os
 import shutil
 from pathlib import Path
 
-import flashrt_ros.msg
 import pytest
+
+import flashrt_ros.msg
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ["CMakeLists.txt", "LICENSE", "MANIFEST.in", "package.xml", "pyproject.toml", "setup.py"]
