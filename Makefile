@@ -6,8 +6,7 @@
 VENV ?= .venv
 BUILD ?= build
 DURATION ?= 20
-OMP_NUM_THREADS ?= 2
-export VENV BUILD OMP_NUM_THREADS
+export VENV BUILD
 # Without bytecode every process that imports torch compiles it anew: 2 s each.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -19,6 +18,9 @@ ifeq ($(PYTHON_FOUND),)
 $(error $(or $(PYTHON),python3) is not there: name a Python 3.10 to 3.13, for example `make PYTHON=python3.11`)
 endif
 bootstrap = @$(PYTHON_FOUND) tools/bootstrap.py
+
+# Small networks on a shared machine: more threads than that wait for each other.
+test: export OMP_NUM_THREADS ?= 2
 
 # $(call stage,NAME,COMMAND) runs one command in the built environment and says how long it took.
 stage = @source $(BUILD)/setup.bash; echo "--- $(1)"; TIMEFORMAT="--- $(1): %1R s"; time $(2)

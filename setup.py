@@ -36,7 +36,7 @@ setup(
         "pyyaml>=5.4",
         "safetensors>=0.4",
         "sentencepiece>=0.1.99",
-        "tokenizers>=0.15",
+        "tokenizers>=0.20",
         "torch>=2.5",
     ],
     extras_require={

@@ -19,6 +19,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_demo(commands)
     _add_summary(commands)
+    _add_inspect(commands)
+    _add_convert(commands)
     given = parser.parse_args(arguments)
     try:
         return int(given.run(given))
@@ -100,6 +102,75 @@ def _summary(given: argparse.Namespace) -> int:
     print(table(summarize(run)))
     if not run.ended:
         print("the log ends without its end mark: the logger was killed")
+    return 0
+
+
+def _add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "path", type=Path, metavar="PATH", help="folder of an openpi or LeRobot checkpoint"
+    )
+    parser.add_argument("--tokenizer", type=Path, metavar="FILE", help="a .model or tokenizer.json")
+    parser.add_argument(
+        "--options",
+        type=Path,
+        metavar="FILE",
+        help="JSON of what openpi does not record: cameras, delta_mask, …",
+    )
+    parser.add_argument(
+        "--horizon", type=int, metavar="H", help="actions in a chunk, where it is not recorded"
+    )
+    parser.add_argument(
+        "--vision-heads", type=int, metavar="N", help="for vision towers of unusual width"
+    )
+
+
+def _add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    inspect = commands.add_parser("inspect", help="say what a checkpoint is and what it lacks")
+    _add_checkpoint_arguments(inspect)
+    inspect.set_defaults(run=_inspect)
+
+
+def _inspect(given: argparse.Namespace) -> int:
+    from flashrt_ros.models.inspect import format_table, inspect_checkpoint
+    from flashrt_ros.models.options import read_options
+
+    rows = inspect_checkpoint(
+        given.path,
+        tokenizer=given.tokenizer,
+        options=read_options(given.options) if given.options else None,
+        horizon=given.horizon,
+        vision_heads=given.vision_heads,
+    )
+    print(format_table(rows))
+    return 1 if any(row.missing for row in rows) else 0
+
+
+def _add_convert(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    convert = commands.add_parser(
+        "convert", help="write a checkpoint in this project's format: loads in seconds"
+    )
+    _add_checkpoint_arguments(convert)
+    convert.add_argument(
+        "target", type=Path, metavar="TARGET", help="folder to write; must not exist"
+    )
+    convert.add_argument("--precision", choices=("bfloat16", "float32"), default="bfloat16")
+    convert.set_defaults(run=_convert)
+
+
+def _convert(given: argparse.Namespace) -> int:
+    from flashrt_ros.models.convert import convert_checkpoint
+    from flashrt_ros.models.options import read_options
+
+    written = convert_checkpoint(
+        given.path,
+        given.target,
+        precision=given.precision,
+        tokenizer=given.tokenizer,
+        options=read_options(given.options) if given.options else None,
+        horizon=given.horizon,
+        vision_heads=given.vision_heads,
+    )
+    print(f"{written}: written")
     return 0
 
 

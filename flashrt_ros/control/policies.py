@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flashrt_ros.control.policy import Policy, PolicySpec
-from flashrt_ros.control.robot import Robot
+from flashrt_ros.control.robot import Robot, RobotError
 from flashrt_ros.observation.frame import Observation
 
 EXPERT = "expert"
@@ -20,29 +22,134 @@ class PolicyError(ValueError):
     """No policy can be made of what was asked for. Says what was expected."""
 
 
+@dataclass(frozen=True, slots=True)
+class PolicySettings:
+    """What a policy is made of."""
+
+    checkpoint: str = EXPERT
+    """`expert`, or the folder of a checkpoint."""
+    device: str = "auto"
+    """`cpu`, `cuda`, `cuda:1`; `auto` takes a GPU where there is one."""
+    precision: str = "auto"
+    """`float32` or `bfloat16`; `auto` takes bfloat16 on a GPU."""
+    steps: int = 10
+    """Denoising steps."""
+    seed: int = 0
+    """Of the noise that actions are drawn from."""
+    tokenizer: str = ""
+    """A tokenizer file, where the checkpoint has none."""
+
+
 def build_policy(
-    checkpoint: str,
+    settings: PolicySettings,
     robot: Robot,
     *,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Policy:
-    """Make the policy that a checkpoint names.
+    """Make the policy that the settings name.
 
     Args:
-        checkpoint: `expert`.
+        settings: which one.
         robot: contract that the policy must fit.
         progress: told of each step that takes a while.
 
     Raises:
-        PolicyError: nothing by that name.
+        PolicyError: there is no such checkpoint or device.
         RobotError: it does not fit the robot.
+        ValueError: the checkpoint cannot be used (`models.errors`); names the file and the key.
     """
-    if checkpoint != EXPERT:
-        raise PolicyError(f"checkpoint: expected {EXPERT!r}, found {checkpoint!r}")
-    progress("building the scripted expert")
-    policy = ExpertPolicy(robot)
-    robot.check_policy(policy.spec.features, policy.spec.state_size, policy.spec.action_size)
+    if settings.checkpoint == EXPERT:
+        progress("building the scripted expert")
+        policy: Policy = ExpertPolicy(robot)
+    else:
+        policy = CheckpointPolicy(settings, robot, progress)
+    spec = policy.spec
+    robot.check_policy(spec.features, spec.state_size, spec.action_size)
     return policy
+
+
+class CheckpointPolicy:
+    """A π0 or π0.5 checkpoint as a policy: views by the contract's features, positions in the policy's units."""
+
+    def __init__(
+        self, settings: PolicySettings, robot: Robot, progress: Callable[[str], None]
+    ) -> None:
+        folder = Path(settings.checkpoint).expanduser()
+        if not folder.is_dir():
+            raise PolicyError(
+                f"checkpoint: expected {EXPERT!r} or a checkpoint's folder, found {str(folder)!r}"
+            )
+        progress("importing torch")
+        # Only those who run a checkpoint need torch.
+        import torch
+
+        from flashrt_ros.models.policy import load_policy
+
+        device, precision = _device(settings, torch.cuda.is_available())
+        progress(f"loading {folder} on {device} in {precision}")
+        self._policy = load_policy(
+            folder, device=device, precision=precision, tokenizer=settings.tokenizer or None
+        )
+        self._robot = robot
+        self._steps = settings.steps
+        self._generator = torch.Generator().manual_seed(settings.seed)
+        processor = self._policy.processor
+        fed = [camera.feature for camera in robot.cameras]
+        unknown = [feature for feature in fed if feature not in processor.cameras]
+        if unknown:
+            raise RobotError(
+                f"robot {robot.name!r} feeds {unknown}: the policy has views {list(processor.cameras)}; "
+                "set `feature` of each camera in the contract to one of them"
+            )
+        masked = [view for view in processor.cameras if view not in fed]
+        if masked:
+            progress(f"views without a camera, masked: {', '.join(masked)}")
+        self._spec = PolicySpec(
+            plan_id=f"{self._policy.config.family}/{folder.resolve().name}/{precision}/{device}",
+            horizon=self._policy.config.horizon,
+            action_size=processor.action_dim,
+            features=fed,
+            state_size=processor.state_dim,
+            steps=settings.steps,
+        )
+
+    @property
+    def spec(self) -> PolicySpec:
+        """Constant."""
+        return self._spec
+
+    def infer(self, observation: Observation, instruction: str) -> NDArray[np.float32]:
+        """Denoise one chunk; float32 [horizon, joints], robot units. A view that is absent is masked."""
+        images = {
+            camera.feature: observation.images[camera.name]
+            for camera in self._robot.cameras
+            if camera.name in observation.images
+        }
+        state = self._robot.to_policy(observation.joint_positions).astype(np.float32)
+        actions = self._policy.infer(
+            images, state, instruction, steps=self._steps, generator=self._generator
+        )
+        return self._robot.from_policy(actions).astype(np.float32)
+
+    def check_instruction(self, instruction: str) -> None:
+        """Any text will do."""
+
+    def reset(self) -> None:
+        """Nothing is carried over between chunks."""
+
+
+def _device(settings: PolicySettings, cuda: bool) -> tuple[str, str]:
+    device, precision = settings.device, settings.precision
+    if device == "auto":
+        device = "cuda" if cuda else "cpu"
+    if device.startswith("cuda") and not cuda:
+        raise PolicyError(
+            f"device: found {device!r}, but torch sees no CUDA device: install a CUDA build of torch and "
+            "check nvidia-smi, or set device to cpu"
+        )
+    if precision == "auto":
+        precision = "bfloat16" if device.startswith("cuda") else "float32"
+    return device, precision
 
 
 class ExpertPolicy:

@@ -235,6 +235,10 @@ def _weights_file(folder: Path) -> Path:
             f"{folder}: expected {WEIGHTS_FILE}, found {_some(pickled)}; pickled weights are never "
             "opened: convert them to safetensors where they are trusted"
         )
+    if shards := sorted(found.name for found in folder.glob("model-*-of-*.safetensors")):
+        raise CheckpointError(
+            f"{folder}: expected {WEIGHTS_FILE}, found {_some(shards)}; join the parts into one file"
+        )
     if (folder / "params").is_dir():
         raise CheckpointError(
             f"{folder}: expected {WEIGHTS_FILE}, found JAX parameters; convert them with openpi's "

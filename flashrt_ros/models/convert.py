@@ -76,7 +76,9 @@ def convert_checkpoint(
         text = json.dumps(described, indent=1) + "\n"
         (unfinished / FLASHRT_FILE).write_text(text, encoding="utf-8")
         processor.save(unfinished)
-        unfinished.chmod(0o755)  # mkdtemp keeps others out
+        # mkdtemp and safetensors keep others out.
+        unfinished.chmod(0o755)
+        (unfinished / WEIGHTS_FILE).chmod(0o644)
         unfinished.rename(target)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)

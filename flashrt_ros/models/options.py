@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -46,46 +47,77 @@ class ProcessingOptions:
     max_tokens: int | None = None
     pad_state_to: int | None = None
 
+    def __post_init__(self) -> None:
+        for name in self.set_names():
+            expected, right = _EXPECTED[name]
+            value = getattr(self, name)
+            if not right(value):
+                raise ProcessingError(f"{name}: expected {expected}, found {value!r}")
+
     def set_names(self) -> list[str]:
         """Names of the options that are set."""
         return [field.name for field in fields(self) if getattr(self, field.name) is not None]
 
 
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "asset_id": (str,),
-    "norm_stats": (str,),
-    "cameras": (list,),
-    "delta_mask": (list,),
-    "joint_velocity_step_rad": (int, float),
-    "state_dim": (int,),
-    "action_dim": (int,),
-    "use_quantile_norm": (bool,),
-    "discrete_state_input": (bool,),
-    "max_tokens": (int,),
-    "pad_state_to": (int,),
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value > 0
+
+
+_COUNT = ("a whole number above 0", _is_count)
+_FLAG = ("true or false", _is_flag)
+_TEXT = ("a name", _is_text)
+_EXPECTED: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "asset_id": _TEXT,
+    "norm_stats": _TEXT,
+    "cameras": (
+        "a list of names",
+        lambda value: isinstance(value, tuple) and all(map(_is_text, value)),
+    ),
+    "delta_mask": (
+        "whole numbers, such as 6, -1",
+        lambda value: isinstance(value, tuple) and all(type(run) is int and run for run in value),
+    ),
+    "joint_velocity_step_rad": (
+        "a number above 0",
+        lambda value: type(value) in (int, float) and 0 < value < math.inf,
+    ),
+    "state_dim": _COUNT,
+    "action_dim": _COUNT,
+    "use_quantile_norm": _FLAG,
+    "discrete_state_input": _FLAG,
+    "max_tokens": _COUNT,
+    "pad_state_to": _COUNT,
 }
 
 
 def options_for(folder: Path, given: ProcessingOptions | None) -> ProcessingOptions:
     """Options of a checkpoint: those given, over those of its file, over the defaults."""
     path = folder / FILE_NAME
-    options = _read(path) if path.is_file() else ProcessingOptions()
+    options = read_options(path) if path.is_file() else ProcessingOptions()
     if given is None:
         return options
     return replace(options, **{name: getattr(given, name) for name in given.set_names()})
 
 
-def _read(path: Path) -> ProcessingOptions:
+def read_options(path: Path) -> ProcessingOptions:
+    """Read a file of options; ProcessingError names the file and the field."""
     values = read_json(path)
-    for name, value in values.items():
-        if name not in _TYPES:
-            raise ProcessingError(f"{path}: {name}: expected one of {', '.join(_TYPES)}")
-        kinds = _TYPES[name]
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            expected = " or ".join(kind.__name__ for kind in kinds)
-            raise ProcessingError(f"{path}: {name}: expected {expected}, found {value!r}")
+    unknown = sorted(set(values) - set(_EXPECTED))
+    if unknown:
+        raise ProcessingError(f"{path}: {unknown[0]}: expected one of {', '.join(_EXPECTED)}")
     plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-    return ProcessingOptions(**plain)
+    try:
+        return ProcessingOptions(**plain)
+    except ProcessingError as error:
+        raise ProcessingError(f"{path}: {error}") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -21,10 +21,11 @@ from flashrt_ros.models.errors import MissingTokenizerError, ProcessingError
 from flashrt_ros.models.images import PrepareImage
 from flashrt_ros.models.prompt import PromptFormat
 from flashrt_ros.models.tokenizer import WHERE_TO_GET_IT, Tokenizer
-from flashrt_ros.models.transforms import Absolute, AddState, Floats, Scale
+from flashrt_ros.models.transforms import Absolute, Floats, Scale
 
 FILE_NAME = "processing.json"
 _FORMAT = 1
+_NUMBERS = "fiu"  # numpy's kinds: floats and integers
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,12 @@ class Processor:
     action_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
+        if not self.cameras or len(set(self.cameras)) != len(self.cameras):
+            raise ProcessingError(
+                f"cameras: expected different names, at least one, found {self.cameras}"
+            )
+        if self.max_tokens < 1:
+            raise ProcessingError(f"max_tokens: expected at least 1, found {self.max_tokens}")
         for name, scale, dim in (
             ("state", self.state, self.state_dim),
             ("action", self.actions, self.action_dim),
@@ -129,11 +136,13 @@ class Processor:
         mask = np.zeros(count, np.bool_)
         for name, view in views.items():
             index = self._view_index(name)
+            if mask[index]:
+                raise ProcessingError(f"camera {self.cameras[index]!r}: expected one image of it")
             images[index] = view.numpy()
             mask[index] = True
         images[~mask] = -1.0
         normalized = self.normalize_state(state)
-        tokens, token_mask = self._tokens(self.prompt_format.pieces(instruction, normalized))
+        tokens, token_mask = self._encode(instruction, normalized)
         return ModelInputs(
             torch.from_numpy(images),
             torch.from_numpy(mask),
@@ -144,7 +153,7 @@ class Processor:
 
     def prompt(self, instruction: str, state: ArrayLike) -> tuple[Tensor, Tensor]:
         """Token ids int64 [L] and mask bool [L] of an instruction with the raw state."""
-        return self._tokens(self.prompt_format.pieces(instruction, self.normalize_state(state)))
+        return self._encode(instruction, self.normalize_state(state))
 
     def normalize_state(self, state: ArrayLike) -> Floats:
         """Raw state [state_dim] → normalised, in the dtype of the statistics."""
@@ -158,9 +167,10 @@ class Processor:
         if isinstance(actions_normalized, Tensor):
             actions_normalized = actions_normalized.detach().to("cpu", torch.float32).numpy()
         raw = np.asarray(actions_normalized)
-        if raw.ndim != 2 or raw.shape[1] < self.action_dim:
+        if raw.ndim != 2 or raw.shape[1] < self.action_dim or raw.dtype.kind not in _NUMBERS:
             raise ProcessingError(
-                f"actions: expected [H, {self.action_dim} or more], found {list(raw.shape)}"
+                f"actions: expected numbers [H, {self.action_dim} or more], "
+                f"found {raw.dtype} {list(raw.shape)}"
             )
         actions = self.actions.unnormalize(raw[:, : self.action_dim])
         if self.absolute is not None:
@@ -241,6 +251,8 @@ class Processor:
             )
         except KeyError as error:
             raise ProcessingError(f"expected the key {error}, found none") from None
+        except (TypeError, AttributeError) as error:
+            raise ProcessingError(f"expected the values that `save` writes: {error}") from None
 
     def save(self, folder: str | Path) -> None:
         """Write `processing.json` and a copy of the tokenizer file into an existing folder."""
@@ -259,6 +271,10 @@ class Processor:
             lambda pieces: prompts.encode(tokenizer, pieces, self.max_tokens)
         )
 
+    def _encode(self, instruction: str, normalized: Floats) -> tuple[Tensor, Tensor]:
+        prompts.check(instruction)
+        return self._tokens(self.prompt_format.pieces(instruction, normalized))
+
     def _view_index(self, name: str) -> int:
         name = self.rename.get(name, name)
         if name not in self.cameras:
@@ -267,9 +283,10 @@ class Processor:
 
     def _checked_state(self, state: ArrayLike) -> Floats:
         values = np.asarray(state)
-        if values.shape != (self.state_dim,) or not np.isfinite(values).all():
+        numbers = values.shape == (self.state_dim,) and values.dtype.kind in _NUMBERS
+        if not numbers or not np.isfinite(values).all():
             raise ProcessingError(
-                f"state: expected {self.state_dim} finite numbers, found {values}"
+                f"state: expected {self.state_dim} finite numbers, found {values.tolist()}"
             )
         return values
 
@@ -283,8 +300,6 @@ class Processor:
     def _base(self, state: ArrayLike) -> Floats:
         """State [action_dim] that relative actions are added to, 0 beyond the state's length."""
         base = self._checked_state(state)
-        if isinstance(self.absolute, AddState) and self.absolute.round_trip:
-            base = self.state.unnormalize(self.state.normalize(base))
         return np.pad(base[: self.action_dim], (0, max(0, self.action_dim - len(base))))
 
 

@@ -19,6 +19,16 @@ logger = logging.getLogger(__name__)
 _BIN_EDGES = np.linspace(-1, 1, 256 + 1)[:-1]
 
 
+def check(instruction: str) -> None:
+    """Raise ProcessingError for what is not Unicode text; text from bytes may hold lone halves."""
+    try:
+        instruction.encode()
+    except (AttributeError, UnicodeEncodeError):
+        raise ProcessingError(
+            f"instruction: expected text of valid Unicode, found {instruction!r}"
+        ) from None
+
+
 def clean(instruction: str) -> str:
     """Strip the text and turn `_` and newlines into spaces, as openpi's tokenizer does."""
     return instruction.strip().replace("_", " ").replace("\n", " ")

@@ -27,20 +27,22 @@ STATE = "observation.state"
 ACTION = "action"
 
 _PROMPT_STEPS = {
-    "pi05_prepare_state_tokenizer_processor_step": "pi05",
-    "pi0_new_line_processor": "pi0",
-    "smolvla_new_line_processor": "pi0",
+    "pi0": ("pi0_new_line_processor", "smolvla_new_line_processor"),
+    "pi05": ("pi05_prepare_state_tokenizer_processor_step",),
 }
 _INPUT_STEPS = (
     "rename_observations_processor",
     "to_batch_processor",
     "relative_actions_processor",
     "normalizer_processor",
-    *_PROMPT_STEPS,
+    *_PROMPT_STEPS["pi0"],
+    *_PROMPT_STEPS["pi05"],
     "tokenizer_processor",
     "device_processor",
 )
 _OUTPUT_STEPS = ("unnormalizer_processor", "absolute_actions_processor", "device_processor")
+# Where it stands, and how often, changes nothing.
+_ANYWHERE = ("to_batch_processor", "device_processor")
 _NEEDED_STATISTICS = {
     "MEAN_STD": ("mean", "std"),
     "MIN_MAX": ("min", "max"),
@@ -67,8 +69,15 @@ def read_lerobot(
     inputs, outputs = (require(config, f"{x}_features", dict, where) for x in ("input", "output"))
     before = _Steps.read(folder / PREPROCESSOR, _INPUT_STEPS)
     after = _Steps.read(folder / POSTPROCESSOR, _OUTPUT_STEPS)
-    before.check_order("normalizer_processor", "pi05_prepare_state_tokenizer_processor_step")
-    cameras = [key for key, value in inputs.items() if value.get("type") == "VISUAL"]
+    before.check_order("relative_actions_processor", "normalizer_processor")
+    before.check_order("normalizer_processor", *_PROMPT_STEPS["pi05"])
+    for name in _PROMPT_STEPS[family]:
+        before.check_order(name, "tokenizer_processor")
+    after.check_order("unnormalizer_processor", "absolute_actions_processor")
+    features = {key: require(inputs, key, dict, f"{where}: input_features") for key in inputs}
+    cameras = [key for key, feature in features.items() if feature.get("type") == "VISUAL"]
+    if not cameras:
+        raise ProcessingError(f"{where}: input_features: expected a camera, found {list(inputs)}")
     _check_images(before, cameras)
     empty = [key for key in cameras if ".empty_camera_" in key]
     relative = before.config("relative_actions_processor")
@@ -85,7 +94,7 @@ def read_lerobot(
         empty_views=len(empty),
         image=PrepareImage(_image_size(config, where), "lerobot"),
         state=state,
-        prompt_format=_prompt(before, options.pad_state_to),
+        prompt_format=_prompt(before, family, options.pad_state_to),
         max_tokens=require(
             before.config("tokenizer_processor"), "max_length", int, str(folder / PREPROCESSOR)
         ),
@@ -131,7 +140,9 @@ class _Steps:
                     f"{path}: steps[{index}].registry_name: expected one of {', '.join(known)}, "
                     f"found {name!r}"
                 )
-            steps.setdefault(name, step)
+            if name in steps and name not in _ANYWHERE:
+                raise ProcessingError(f"{path}: steps[{index}]: expected {name} once, found two")
+            steps[name] = step
         return cls(path, steps)
 
     def config(self, name: str) -> dict[str, Any]:
@@ -158,7 +169,9 @@ class _Steps:
         mode = self.mode(name, feature)
         config = self.config(name)
         only = config.get("normalize_observation_keys")
-        if mode == "IDENTITY" or key not in config.get("features", {}):
+        if mode == "IDENTITY" or key not in require(
+            config, "features", dict, f"{self.path}: {name}"
+        ):
             return transforms.Identity()
         if feature == "STATE" and only is not None and key not in only:
             return transforms.Identity()
@@ -167,14 +180,19 @@ class _Steps:
             raise ProcessingError(
                 f"{self.path}: {name}.norm_map.{feature}: expected one of {expected}, found {mode}"
             )
-        first, second = self._statistics(name, key, mode)
-        eps = float(config.get("eps", 1e-8))
-        if mode == "MEAN_STD":
-            return transforms.mean_std_lerobot(first, second, eps)
+        path, (first, second) = self._statistics(name, key, mode)
+        eps = config.get("eps", 1e-8)
+        if not isinstance(eps, (int, float)):
+            raise ProcessingError(f"{self.path}: {name}.eps: expected a number, found {eps!r}")
         label = "..".join(_NEEDED_STATISTICS[mode])
-        return transforms.range_lerobot(first, second, eps, label)
+        try:
+            if mode == "MEAN_STD":
+                return transforms.mean_std_lerobot(first, second, eps)
+            return transforms.range_lerobot(first, second, eps, label)
+        except ProcessingError as error:
+            raise ProcessingError(f"{path}: {key}: {error}") from None
 
-    def _statistics(self, name: str, key: str, mode: str) -> list[NDArray[np.float32]]:
+    def _statistics(self, name: str, key: str, mode: str) -> tuple[Path, list[NDArray[np.float32]]]:
         file = self.steps[name].get("state_file")
         if not isinstance(file, str):
             raise ProcessingError(
@@ -202,7 +220,7 @@ class _Steps:
                 f"{path}: {key}: expected {' and '.join(_NEEDED_STATISTICS[mode])} of one length, "
                 f"found {len(values[0])} and {len(values[1])}"
             )
-        return values
+        return path, values
 
 
 def _family(config: dict[str, Any], where: str) -> str:
@@ -232,23 +250,22 @@ def _image_size(config: dict[str, Any], where: str) -> int:
 
 def _check_images(before: _Steps, cameras: list[str]) -> None:
     mode = before.mode("normalizer_processor", "VISUAL")
-    features = before.config("normalizer_processor").get("features", {})
+    features = before.config("normalizer_processor").get("features") or {}
     if mode != "IDENTITY" and any(camera in features for camera in cameras):
         raise ProcessingError(
             f"{before.path}: normalizer_processor.norm_map.VISUAL: expected IDENTITY, found {mode}"
         )
 
 
-def _prompt(before: _Steps, pad_state_to: int | None) -> PromptFormat:
-    kinds = {_PROMPT_STEPS[name] for name in before.steps if name in _PROMPT_STEPS}
-    if kinds == {"pi05"}:
-        return StatePrompt(pad_state_to)
-    if kinds == {"pi0"}:
-        return TextPrompt(openpi=False)
-    raise ProcessingError(
-        f"{before.path}: expected one of the steps {', '.join(_PROMPT_STEPS)}, "
-        f"found {list(before.steps)}"
-    )
+def _prompt(before: _Steps, family: str, pad_state_to: int | None) -> PromptFormat:
+    known = [name for names in _PROMPT_STEPS.values() for name in names]
+    found = [name for name in before.steps if name in known]
+    if len(found) != 1 or found[0] not in _PROMPT_STEPS[family]:
+        raise ProcessingError(
+            f"{before.path}: expected the step {' or '.join(_PROMPT_STEPS[family])} of a {family} "
+            f"checkpoint, found {list(before.steps)}"
+        )
+    return StatePrompt(pad_state_to) if family == "pi05" else TextPrompt(openpi=False)
 
 
 def _absolute(
@@ -266,4 +283,4 @@ def _absolute(
     tokens = [str(token).lower() for token in relative.get("exclude_joints") or [] if token]
     mask = [not any(token in str(name).lower() for token in tokens) for name in (names or [])[:dim]]
     # Without names LeRobot excludes nothing; so does this, and the printed chain shows it.
-    return transforms.AddState(tuple(mask + [True] * (dim - len(mask))), round_trip=False)
+    return transforms.AddState(tuple(mask + [True] * (dim - len(mask))))

@@ -141,29 +141,29 @@ def _scale(
             f"{path}: norm_stats.{key}: expected {' and '.join(names)} of one length, "
             f"found {len(first)} and {len(second)}"
         )
-    if dim is not None and not 0 < dim <= len(first):
+    if dim is not None and dim > len(first):
         raise ProcessingError(
             f"{path}: norm_stats.{key}: expected at least {dim} numbers (option "
             f"{'state_dim' if key == 'state' else 'action_dim'}), found {len(first)}"
         )
     build = transforms.quantiles_openpi if quantile else transforms.mean_std_openpi
-    return build(first[:dim], second[:dim])
+    try:
+        return build(first[:dim], second[:dim])
+    except ProcessingError as error:
+        raise ProcessingError(f"{path}: norm_stats.{key}: {error}") from None
 
 
 def _numbers(entry: dict[str, Any], name: str, where: str, quantile: bool) -> NDArray[np.float64]:
     value = entry.get(name)
-    try:
-        numbers = np.asarray(value, np.float64)
-    except (TypeError, ValueError):
-        numbers = np.array(math.nan)
-    if value is None or numbers.ndim != 1 or not np.isfinite(numbers).all():
+    numbers = isinstance(value, list) and all(type(number) in (int, float) for number in value)
+    if not numbers or not all(map(math.isfinite, value or [])):
         kind = "quantile" if quantile else "mean/std"
         found = "nothing" if value is None else repr(value)
         raise ProcessingError(
             f"{where}: {name}: expected a list of finite numbers for {kind} normalisation, "
             f"found {found} (option use_quantile_norm chooses the kind)"
         )
-    return numbers
+    return np.array(value, np.float64)
 
 
 def _absolute(options: ProcessingOptions, dim: int) -> transforms.Absolute | None:
@@ -174,4 +174,4 @@ def _absolute(options: ProcessingOptions, dim: int) -> transforms.Absolute | Non
     mask = transforms.mask_from_runs(options.delta_mask, dim)
     if options.joint_velocity_step_rad is not None:
         return transforms.IntegrateVelocity(mask, options.joint_velocity_step_rad)
-    return transforms.AddState(mask, round_trip=True)
+    return transforms.AddState(mask)

@@ -36,12 +36,7 @@ def config_from_shapes(family: str, shapes: Shapes, declared: Mapping[str, Any])
     """
 
     def size(key: str, axis: int, rank: int = 2) -> int:
-        shape = shapes.get(key)
-        if shape is None or len(shape) != rank:
-            raise ValueError(
-                f"{key}: expected {rank} dimensions, found {shape or 'no such tensor'}"
-            )
-        return shape[axis]
+        return _size(shapes, key, axis, rank)
 
     patch_key = VISION + "embeddings.patch_embedding.weight"
     positions = size(VISION + "embeddings.position_embedding.weight", 0)
@@ -56,16 +51,7 @@ def config_from_shapes(family: str, shapes: Shapes, declared: Mapping[str, Any])
             f"{head_dim} rows, found {query_rows}"
         )
     action_dim = size("action_in_proj.weight", 1)
-    if declared.get("action_dim", action_dim) != action_dim:
-        raise ValueError(
-            f"action_in_proj.weight: expected action dimension {declared['action_dim']} as in "
-            f"config.json, found {action_dim}"
-        )
-    if "horizon" not in declared:
-        raise ValueError(
-            "config.json: action_horizon: expected the chunk length, found no such field; add it "
-            "or give `horizon`"
-        )
+    _check_declared(declared, action_dim)
     return ModelConfig(
         family=family,
         action_dim=action_dim,
@@ -89,6 +75,26 @@ def config_from_shapes(family: str, shapes: Shapes, declared: Mapping[str, Any])
             if name in declared
         },
     )
+
+
+def _size(shapes: Shapes, key: str, axis: int, rank: int) -> int:
+    shape = shapes.get(key)
+    if shape is None or len(shape) != rank:
+        raise ValueError(f"{key}: expected {rank} dimensions, found {shape or 'no such tensor'}")
+    return shape[axis]
+
+
+def _check_declared(declared: Mapping[str, Any], action_dim: int) -> None:
+    if declared.get("action_dim", action_dim) != action_dim:
+        raise ValueError(
+            f"action_in_proj.weight: expected action dimension {declared['action_dim']} as in "
+            f"config.json, found {action_dim}"
+        )
+    if "horizon" not in declared:
+        raise ValueError(
+            "config.json: action_horizon: expected the chunk length, found no such field; add it "
+            "or give `horizon`"
+        )
 
 
 def _layers(shapes: Shapes, prefix: str) -> int:

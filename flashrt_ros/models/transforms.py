@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from flashrt_ros.models.errors import ProcessingError
 
-Floats = NDArray[np.floating[Any]]
+Floats: TypeAlias = "NDArray[np.floating[Any]]"  # numpy 1.21 cannot evaluate it
 
 
 def _as_upstream(values: ArrayLike, statistics: Floats) -> Floats:
@@ -25,6 +25,15 @@ def _as_upstream(values: ArrayLike, statistics: Floats) -> Floats:
     """
     array = np.asarray(values)
     return array.astype(np.float32) if statistics.dtype == np.float32 else array
+
+
+def _check(what: str, values: Floats, dim: int, *, positive: bool = False) -> None:
+    right = np.isfinite(values) & ((values > 0) | (not positive))
+    if dim == 0 or values.shape != (dim,) or not right.all():
+        kind = "positive" if positive else "finite"
+        raise ProcessingError(
+            f"{what}: expected {dim or 'some'} {kind} numbers, found {values.tolist()}"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +71,11 @@ class MeanStd:
     multiply: Floats
     kind: ClassVar[str] = "mean_std"
 
+    def __post_init__(self) -> None:
+        _check("mean", self.mean, self.dim)
+        _check("standard deviation", self.divide, self.dim, positive=True)
+        _check("standard deviation", self.multiply, self.dim)
+
     @property
     def dim(self) -> int:
         """Number of features."""
@@ -91,6 +105,10 @@ class Range:
     width: Floats
     label: str
     kind: ClassVar[str] = "range"
+
+    def __post_init__(self) -> None:
+        _check(self.label, self.low, self.dim)
+        _check(f"width of {self.label}", self.width, self.dim, positive=True)
 
     @property
     def dim(self) -> int:
@@ -141,12 +159,11 @@ def range_lerobot(low: ArrayLike, high: ArrayLike, eps: float, label: str) -> Ra
 class AddState:
     """Relative actions → absolute ones: `action + base` where the mask is true.
 
-    The base is the state of the chunk's own observation: raw, or (openpi) normalised and
-    unnormalised again.
+    The base is the raw state of the chunk's own observation. (openpi normalises and unnormalises it
+    first: in float64 the same number to 1e-15.)
     """
 
     mask: tuple[bool, ...]
-    round_trip: bool
     kind: ClassVar[str] = "add_state"
 
     def __call__(self, actions: Floats, base: Floats) -> Floats:
@@ -154,8 +171,7 @@ class AddState:
         return actions + np.where(self.mask, base, 0).astype(actions.dtype)
 
     def __str__(self) -> str:
-        base = "state normalised and back" if self.round_trip else "raw state"
-        return f"relative → absolute: + {base} {describe_mask(self.mask)}"
+        return f"relative → absolute: + state {describe_mask(self.mask)}"
 
 
 @dataclass(frozen=True)
@@ -226,7 +242,7 @@ def absolute_from_json(values: dict[str, Any]) -> Absolute:
     """Inverse of `to_json` for the step that makes actions absolute."""
     mask = tuple(values["mask"])
     if values["kind"] == AddState.kind:
-        return AddState(mask, values["round_trip"])
+        return AddState(mask)
     if values["kind"] == IntegrateVelocity.kind:
         return IntegrateVelocity(mask, values["step"])
     raise ProcessingError(f"relative actions: unknown kind {values['kind']!r}")

@@ -39,7 +39,8 @@ class ActionPlayer(Node):
         self.create_timer(1.0, self._publish_diagnostics)
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Say what became of the chunks."""
+        self._publish_diagnostics()
 
     def _on_chunk(self, message: ActionChunk) -> None:
         try:

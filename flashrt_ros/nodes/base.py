@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,16 @@ from rcl_interfaces.msg import (
     SetParametersResult,
 )
 from rclpy.exceptions import ParameterException
-from rclpy.executors import ExternalShutdownException, MultiThreadedExecutor
+from rclpy.executors import MultiThreadedExecutor, SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
+from rclpy.signals import SignalHandlerOptions
 
 from flashrt_ros.nodes.parameters import Parameter
 from flashrt_ros.paths import config_path
+
+_SIGNAL_PERIOD_S = 0.2
+_SHUTDOWN_LIMIT_S = 5.0
 
 RELIABLE = QoSProfile(
     history=HistoryPolicy.KEEP_LAST, depth=10, reliability=ReliabilityPolicy.RELIABLE
@@ -165,29 +171,37 @@ def _descriptor(parameter: Parameter) -> ParameterDescriptor:
 
 
 def run(make_node: Callable[[], Any], *, threads: int = 1) -> int:
-    """Run one node until it is interrupted or its context is shut down; its `close` is called in any case.
+    """Run one node until SIGINT or SIGTERM; then its `close` is called while it can still publish.
+
+    Args:
+        make_node: the node's class. A ValueError, OSError or ImportError that it raises is told in one line.
+        threads: of the executor.
 
     Returns:
-        Exit code: 0, or 1 after an error that is told in one line.
+        Exit code: 0, or 1 where the node could not be made.
     """
-    rclpy.init()
-    node = None
+    stopping = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # A second signal must not interrupt the cleaning up that the first one began.
+        signal.signal(number, lambda *_: stopping.set())
+    rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
     try:
-        node = make_node()
-        if threads == 1:
-            rclpy.spin(node)
-        else:
-            executor = MultiThreadedExecutor(num_threads=threads)
-            executor.add_node(node)
-            executor.spin()
-    except (KeyboardInterrupt, ExternalShutdownException):
-        pass
-    except (ValueError, OSError, ImportError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    finally:
-        if node is not None:
+        try:
+            node = make_node()
+        except (ValueError, OSError, ImportError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+        executor = (
+            SingleThreadedExecutor() if threads == 1 else MultiThreadedExecutor(num_threads=threads)
+        )
+        executor.add_node(node)
+        try:
+            while not stopping.is_set():
+                executor.spin_once(timeout_sec=_SIGNAL_PERIOD_S)
+        finally:
+            executor.shutdown(timeout_sec=_SHUTDOWN_LIMIT_S)
             node.close()
             node.destroy_node()
+    finally:
         rclpy.try_shutdown()
     return 0

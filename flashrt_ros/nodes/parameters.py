@@ -41,8 +41,8 @@ class Parameter:
             return " | ".join(self.choices)
         if self.minimum is None and self.maximum is None:
             return ""
-        low = "-∞" if self.minimum is None else f"{self.minimum:g}"
-        high = "∞" if self.maximum is None else f"{self.maximum:g}"
+        low = "-∞" if self.minimum is None else f"{self.minimum:.10g}"
+        high = "∞" if self.maximum is None else f"{self.maximum:.10g}"
         return f"{low} to {high}"
 
     def check(self, value: Any) -> Any:
@@ -77,7 +77,27 @@ _MAX_AGE = 500.0
 
 POLICY = (
     _ROBOT,
-    Parameter("checkpoint", "expert", "What infers: `expert`, the scripted one."),
+    Parameter(
+        "checkpoint",
+        "expert",
+        "What infers: folder of a π0 or π0.5 checkpoint (openpi, LeRobot, converted), or `expert`, the scripted one.",
+    ),
+    Parameter(
+        "device",
+        "auto",
+        "Where the network runs: cpu, cuda, cuda:1; auto: a GPU where there is one.",
+    ),
+    Parameter(
+        "precision",
+        "auto",
+        "Arithmetic of the network; auto: bfloat16 on a GPU, else float32.",
+        choices=("auto", "float32", "bfloat16"),
+    ),
+    Parameter("steps", 10, "Denoising steps of an inference.", "", 1, 100),
+    Parameter("seed", 0, "Seed of the noise that actions are denoised from.", "", 0, 2**31 - 1),
+    Parameter(
+        "tokenizer", "", "Tokenizer file (.model or tokenizer.json), where the checkpoint has none."
+    ),
     Parameter("instruction", "", "What the robot shall do; empty: nothing.", live=True),
     Parameter(
         "sync_policy",

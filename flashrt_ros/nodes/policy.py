@@ -10,6 +10,7 @@ import sys
 import threading
 import traceback
 from collections import Counter, deque
+from dataclasses import fields
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray
@@ -25,7 +26,7 @@ from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
 from flashrt_ros.control.chunk import Start
-from flashrt_ros.control.policies import build_policy
+from flashrt_ros.control.policies import PolicySettings, build_policy
 from flashrt_ros.control.robot import load_robot
 from flashrt_ros.control.safety import UnsafeActionError
 from flashrt_ros.control.session import RESET_EPISODE, RESET_HOLD, PolicySession
@@ -89,7 +90,9 @@ class PolicyNode(LifecycleNodeMixin, Node):
             path = find_robot(self._settings["robot"])
             self._tell(f"reading the robot contract {path}")
             robot = load_robot(path)
-            policy = build_policy(self._settings["checkpoint"], robot, progress=self._tell)
+            names = [field.name for field in fields(PolicySettings)]
+            chosen = PolicySettings(**{name: self._settings[name] for name in names})
+            policy = build_policy(chosen, robot, progress=self._tell)
             self._session = PolicySession(policy, robot, clock_ns=self._now_ns)
             self._check_parameter("instruction", self._settings["instruction"])
         except Exception as error:
@@ -145,7 +148,8 @@ class PolicyNode(LifecycleNodeMixin, Node):
         return TransitionCallbackReturn.SUCCESS
 
     def close(self) -> None:
-        """Stop the worker before the node is destroyed."""
+        """Say what became of everything, and stop the worker before the node is destroyed."""
+        self._publish_diagnostics()
         self._stop()
 
     def _start(self) -> None:

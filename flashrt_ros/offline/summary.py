@@ -153,7 +153,7 @@ def _lines(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    return "; ".join(f"{count} × {name}" for name, count in counts.items() if count)
 
 
 def write_csv(run: Run, path: Path) -> None:

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 
 import pytest
 import torch
-from golden import GOLDEN, recorded
 from safetensors.torch import load_file, save_file
 
 from flashrt_ros.models.checkpoint import CheckpointError, load_weights, open_checkpoint
+from flashrt_ros.models.config import ModelConfig
 from flashrt_ros.models.convert import convert_checkpoint
 from flashrt_ros.models.inspect import format_table, inspect_checkpoint
 from flashrt_ros.models.policy import load_policy
 from flashrt_ros.models.processing import MissingTokenizerError, ProcessingError
-from flashrt_ros.models.upstream import canonical_keys
+from flashrt_ros.models.upstream import (
+    canonical_keys,
+    dropped_sources,
+    output_embeddings,
+    sources,
+)
 from flashrt_ros.models.weights import named_tensors, tensor_specs
+
+from .golden import GOLDEN, recorded
 
 VISION = "paligemma_with_expert.paligemma.model.vision_tower."
 Q_PROJ = "paligemma_with_expert.gemma_expert.model.layers.1.self_attn.q_proj.weight"
@@ -177,6 +185,29 @@ def test_jax_parameters(openpi):
     refused(openpi, "convert_jax_model_to_pytorch.py")
 
 
+def test_weights_in_several_files(openpi):
+    part = "model-00001-of-00002.safetensors"
+    (openpi / "model.safetensors").rename(openpi / part)
+    refused(openpi, f"expected model.safetensors, found {part}", "join the parts")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_files_load_and_are_checked(openpi, dtype):
+    edit_tensors(
+        openpi, lambda tensors: tensors.update({k: t.to(dtype) for k, t in tensors.items()})
+    )
+    checkpoint = open_checkpoint(openpi)
+    assert list(checkpoint.stored_parameters) == [str(dtype).removeprefix("torch.")]
+    weights = load_weights(checkpoint, precision="float32")
+    assert weights.dtype == torch.float32
+
+    def spoil(tensors):
+        tensors[Q_PROJ][0, 0] = float("inf")
+
+    edit_tensors(openpi, spoil)
+    refused(openpi, f"NaN or infinity in {Q_PROJ};")
+
+
 def test_no_weights(openpi):
     (openpi / "model.safetensors").unlink()
     refused(openpi, "expected model.safetensors, found no such file")
@@ -271,6 +302,30 @@ def test_precision_of_each_tensor(name):
         assert tuple(tensor.shape) == specs[key].shape
         kept = specs[key].float32
         assert tensor.dtype == (torch.float32 if kept else torch.bfloat16)
+
+
+@pytest.mark.parametrize(("family", "tensors"), [("pi05", 813), ("pi0", 778)])
+def test_released_sizes_are_recognised(family, tensors, tmp_path):
+    """A LeRobot file of the released size, as a header over a hole in the disk."""
+    expected = ModelConfig(family=family, max_prompt_tokens=200)
+    parts = [source for group in sources(expected).values() for source in group]
+    parts += [*dropped_sources(expected), *output_embeddings(expected)]
+    header, end = {}, 0
+    for key, shape in parts:
+        start, end = end, end + 2 * math.prod(shape)
+        header[f"model.{key}"] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(tmp_path / "model.safetensors", "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+    settings = {"type": family, "chunk_size": 50, "max_action_dim": 32,
+                "tokenizer_max_length": 200}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.config == expected
+    assert len(checkpoint.stored_keys) == tensors
+    assert round(checkpoint.stored_parameters["bfloat16"] / 1e9, 2) in (4.03, 4.14)
 
 
 def test_inspection_shows_what_a_checkpoint_is(monkeypatch):

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from golden import GOLDEN
 from safetensors.torch import load_file
 
 from flashrt_ros.models.checkpoint import load_weights, open_checkpoint
@@ -19,6 +18,8 @@ from flashrt_ros.models.flow import (
 )
 from flashrt_ros.models.gemma import embed_prompt, encode_prefix
 from flashrt_ros.models.siglip import embed_views
+
+from .golden import GOLDEN
 
 CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
 

@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from golden import GOLDEN, RUNS, recorded
 from safetensors.torch import load_file
 
 from flashrt_ros.models.checkpoint import CheckpointError
@@ -16,6 +15,8 @@ from flashrt_ros.models.flow import uniform_times
 from flashrt_ros.models.images import resize_with_pad_lerobot
 from flashrt_ros.models.policy import load_policy
 from flashrt_ros.models.processing import MissingTokenizerError
+
+from .golden import GOLDEN, RUNS, recorded
 
 CASES = [(name, steps) for name in RUNS for steps in recorded(name).actions]
 

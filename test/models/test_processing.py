@@ -139,7 +139,7 @@ def test_a_state_longer_than_the_networks(copy):
 
 
 def test_actions_that_do_not_fit():
-    with pytest.raises(ProcessingError, match=r"expected \[H, 7 or more\], found \[10, 6\]"):
+    with pytest.raises(ProcessingError, match=r"numbers \[H, 7 or more\], found float32 \[10, 6\]"):
         load_processor(OPENPI).finish(np.zeros((10, 6), np.float32), STATE)
 
 
@@ -310,14 +310,14 @@ def test_options_beside_the_checkpoint_and_over_it(copy):
     file = folder / "processing_options.json"
     file.write_text(json.dumps({"delta_mask": [6, -1], "max_tokens": 64}))
     processor = load_processor(folder)
-    assert processor.absolute == AddState((True,) * 6 + (False,), round_trip=True)
+    assert processor.absolute == AddState((True,) * 6 + (False,))
     assert processor.max_tokens == 64
     over = load_processor(folder, options=ProcessingOptions(max_tokens=32))
     assert over.max_tokens == 32
     assert over.absolute == processor.absolute
     for text, expected in (
         ('{"delta": 1}', "delta: expected one of asset_id"),
-        ('{"max_tokens": true}', "max_tokens: expected int, found True"),
+        ('{"max_tokens": true}', "max_tokens: expected a whole number above 0, found True"),
         ("[", "expected JSON"),
     ):
         file.write_text(text)
@@ -395,12 +395,15 @@ PRE, POST, CONFIG = "policy_preprocessor.json", "policy_postprocessor.json", "co
     [
         (PRE, lambda v: step(v, "normalizer_processor").pop("state_file"), "state_file: expected"),
         (PRE, lambda v: v["steps"].append({"registry_name": "blur"}), "found 'blur'"),
-        (PRE, lambda v: v["steps"].reverse(), "expected normalizer_processor before pi05_prepare"),
+        (PRE, lambda v: v["steps"].reverse(), "expected relative_actions_processor before normal"),
+        (PRE, lambda v: v["steps"].append(v["steps"].pop(3)), "normalizer_processor before pi05_"),
+        (POST, lambda v: v["steps"].reverse(), "unnormalizer_processor before absolute_actions_"),
+        (PRE, lambda v: v["steps"].append(v["steps"][3]), "expected normalizer_processor once"),
         (PRE, lambda v: v.pop("steps"), "steps: expected list, found nothing"),
         (
             PRE,
             lambda v: v["steps"].remove(step(v, "pi05_prepare_state_tokenizer_processor_step")),
-            "expected one of the steps pi05_prepare_state",
+            "expected the step pi05_prepare_state",
         ),
         (
             PRE,

@@ -164,7 +164,7 @@ def test_lerobot_relative_actions_leave_the_named_joints_absolute(tmp_path):
     expected = golden["out.actions_if_relative"][0].numpy()
     assert (processor.finish(raw, state) == expected).all()
     assert processor.action_names == tuple(names)
-    assert "+ raw state (all but 6)" in str(processor)
+    assert "+ state (all but 6)" in str(processor)
 
 
 def test_lerobot_without_names_takes_every_action_as_relative(tmp_path):
@@ -173,7 +173,7 @@ def test_lerobot_without_names_takes_every_action_as_relative(tmp_path):
     processor = load_processor(lerobot_copy(tmp_path, enabled=True))
     expected = golden["out.actions"][0].numpy() + state
     assert (processor.finish(raw, state) == expected).all()
-    assert "+ raw state (all)" in str(processor)
+    assert "+ state (all)" in str(processor)
 
 
 def test_lerobot_plain_chain_of_the_real_time_chunking_checkpoint():

@@ -1,12 +1,13 @@
 import numpy as np
 import pytest
-from closed_loop import run_episode
 
 from flashrt_ros.sim import kinematics
 from flashrt_ros.sim.camera import BlockSight
 from flashrt_ros.sim.expert import BlockTracker, ScriptedExpert
 from flashrt_ros.sim.motion import MAX_JOINT_SPEED_RAD_S, BlockMotion, plan_touch
 from flashrt_ros.sim.world import HOME_RAD, BeltWorld
+
+from .closed_loop import run_episode
 
 SIZE = (96, 96)
 SEEDS = range(3)

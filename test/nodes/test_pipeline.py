@@ -1,0 +1,241 @@
+"""The whole pipeline: simulated robot and cameras, policy, player, logger, each a process, over real DDS."""
+
+import csv
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip("rclpy", reason="ROS 2 is not installed")
+
+from diagnostic_msgs.msg import DiagnosticStatus
+from sensor_msgs.msg import JointState
+
+from flashrt_ros.msg import ActionAge, ActionApplied, ActionChunk, AgeStatistics
+from flashrt_ros.nodes.base import sensor_qos, to_ns
+from flashrt_ros.observation.ages import FATES
+from flashrt_ros.offline.run_log import read_run
+from flashrt_ros.paths import config_path, executable_path
+
+from .graph import ACTIVATE, CONFIGURE, counts
+
+pytestmark = pytest.mark.graph
+DEMO = ["--params-file", str(config_path("demo.yaml"))]
+MS = 1_000_000
+
+
+def flashrt(*arguments):
+    command = [sys.executable, "-m", "flashrt_ros.cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd="/", check=False)
+
+
+def start_all(graph, max_age_ms=300.0):
+    graph.start("policy", *DEMO, max_age_ms=max_age_ms, diagnostics_rate=20.0)
+    graph.start("action_player", *DEMO, max_age_ms=max_age_ms)
+    graph.start("age_logger", *DEMO, log_file=str(graph.folder / "ages.jsonl"), rate=10.0)
+    graph.start("sim_camera", *DEMO)
+    graph.start("sim_robot", *DEMO, "-r", "~/command:=action_player/command")
+
+
+@pytest.mark.parametrize("follow", ["player", "trajectory"])
+def test_demo_ends_by_itself_with_every_figure_accounted_for(tmp_path, follow):
+    ended = flashrt("demo", "--duration", 10, "--json", tmp_path / "out.json", "--follow", follow)
+    assert ended.returncode == 0, ended.stderr + ended.stdout
+    summary = json.loads((tmp_path / "out.json").read_text())
+    assert summary["task"]["reached"], ended.stdout
+    assert summary["frames_unexplained"] == 0
+    assert summary["terms_off_by_ns"] == 0
+    assert summary["ended_in_order"]
+    assert summary["actions"] > 0
+    assert (summary["actions_measured"] > 0) == (follow == "player")
+    if follow == "player":
+        assert summary["player"]["chunks_accepted"] > 0
+    fates = summary["action_fates"]
+    assert sum(fates.values()) == 16 * summary["chunks"]
+    for fates in summary["cameras"].values():
+        explained = fates["used"] + fates["superseded"] + fates["late"] + fates["pending"]
+        assert fates["received"] == explained + sum(fates["rejected"].values())
+    with (tmp_path / "ages.csv").open() as file:
+        rows = [{key: int(value) for key, value in row.items()} for row in csv.DictReader(file)]
+    assert len(rows) == summary["actions"]
+    terms = ("input_ns", "queue_ns", "infer_ns", "output_ns", "wait_ns")
+    for row in rows:
+        assert row["age_ns"] == row["apply_ns"] - row["capture_ns"] == sum(row[t] for t in terms)
+    ages_ms = np.array([row["age_ns"] for row in rows]) / 1e6
+    assert summary["age"]["p99_ms"] == np.percentile(ages_ms, 99, method="inverted_cdf")
+    assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    assert all(len(line) <= 80 for line in ended.stdout.splitlines() if str(tmp_path) not in line)
+    for log in tmp_path.glob("*.log"):
+        assert "Traceback" not in log.read_text(), log.read_text()
+
+
+def test_row_8_killed_cameras_hold_the_arm_and_it_resumes(graph):
+    """Nothing is applied beyond max_age, whoever dies: the ages themselves say so."""
+    ages = graph.collect(ActionAge, "/age_logger/action_age")
+    last = graph.statuses()
+    start_all(graph)
+    graph.wait_for(lambda: len(ages) > 30, "actions")
+    graph.kill("sim_camera")
+    status = graph.until_status(
+        last, "policy: camera overhead", lambda s: s.level == DiagnosticStatus.ERROR
+    )
+    assert "camera overhead is silent" in status.message
+    graph.until_status(last, "action_player", lambda s: s.message.startswith("holding"))
+    have = len(ages)
+    state = graph.collect(JointState, "/joint_states", sensor_qos(10))
+    graph.wait_for(lambda: len(state) > 150, "joint states while the arm holds")
+    assert len(ages) == have, "nothing is applied while the cameras are dead"
+    still = np.array([message.position for message in state[100:]])
+    assert np.ptp(still, axis=0).max() < 0.02, "the arm holds still [rad]"
+    tick_ns = 5 * MS
+    assert max(age.age_ns for age in ages) <= 300 * MS + tick_ns
+    graph.start("sim_camera", *DEMO)
+    graph.wait_for(lambda: len(ages) > have + 30, "actions again")
+    assert max(age.age_ns for age in ages) <= 300 * MS + tick_ns
+    graph.until_status(last, "policy: camera overhead", lambda s: s.level != DiagnosticStatus.ERROR)
+
+
+def test_killed_policy_holds_the_arm(graph):
+    applied = graph.collect(ActionApplied, "/action_player/action_applied")
+    ages = graph.collect(ActionAge, "/age_logger/action_age")
+    last = graph.statuses()
+    start_all(graph)
+    graph.wait_for(lambda: len(applied) > 30, "actions")
+    graph.kill("policy")
+    graph.until_status(last, "action_player", lambda s: s.message.startswith("holding"))
+    assert max(age.age_ns for age in ages) <= 305 * MS
+    have = len(applied)
+    graph.start("policy", *DEMO)
+    graph.wait_for(lambda: len(applied) > have + 10, "actions of the restarted policy")
+
+
+def test_killed_logger_leaves_a_log_that_reads(graph):
+    ages = graph.collect(ActionAge, "/age_logger/action_age")
+    start_all(graph)
+    graph.wait_for(lambda: len(ages) > 60, "ages")
+    seen = {(age.chunk_id, age.action_index) for age in list(ages)}
+    graph.kill("age_logger")
+    run = read_run(graph.folder / "ages.jsonl")
+    logged = set(
+        zip(run.column("chunk_id").tolist(), run.column("action_index").tolist(), strict=True)
+    )
+    assert seen <= logged, "all that was published had been written"
+    assert not run.ended
+    told = flashrt("summary", graph.folder / "ages.jsonl")
+    assert told.returncode == 0, told.stderr
+    assert "A = apply - capture" in told.stdout
+    assert "the logger was killed" in told.stdout
+
+
+def test_ages_and_statistics_agree_with_their_sources(graph):
+    chunks = graph.collect(ActionChunk, "/policy/action_chunk")
+    applied = graph.collect(ActionApplied, "/action_player/action_applied")
+    ages = graph.collect(ActionAge, "/age_logger/action_age")
+    statistics = graph.collect(AgeStatistics, "/age_logger/statistics")
+    start_all(graph)
+    graph.wait_for(lambda: len(ages) > 100 and len(statistics) > 5, "ages and statistics")
+    by_id = {chunk.chunk_id: chunk for chunk in chunks}
+    reports = {(a.chunk_id, a.action_index): a for a in applied}
+    compared = 0
+    for age in list(ages):
+        chunk, report = by_id.get(age.chunk_id), reports.get((age.chunk_id, age.action_index))
+        if chunk is None or report is None:
+            continue
+        compared += 1
+        assert age.apply_source == ActionAge.MEASURED
+        assert age.age_ns == to_ns(report.header.stamp) - to_ns(chunk.header.stamp)
+        terms = (age.input_ns, age.queue_ns, age.infer_ns, age.output_ns, age.wait_ns)
+        assert age.age_ns == sum(terms)
+        assert min(terms) >= 0
+        assert age.infer_ns == to_ns(chunk.infer_end) - to_ns(chunk.infer_start)
+        row = np.array(chunk.actions).reshape(chunk.horizon, -1)[age.action_index]
+        assert np.array_equal(np.array(report.positions, np.float32), row.astype(np.float32))
+        planned = to_ns(chunk.planned_start) + age.action_index * to_ns(chunk.period)
+        assert to_ns(report.planned) == planned <= to_ns(report.header.stamp)
+    assert compared > 50
+    for message in list(statistics):
+        assert list(message.terms) == ["age", "input", "queue", "infer", "output", "wait"]
+        assert tuple(message.fates) == FATES
+        for row in zip(message.p50_ns, message.p95_ns, message.p99_ns, message.max_ns, strict=True):
+            assert list(row) == sorted(row)
+
+
+def test_checkpoint_runs_and_says_what_it_is(graph, drivers, request):
+    checkpoint = request.config.rootpath / "test/data/tiny_so101"
+    chunks = graph.collect(ActionChunk, "/policy/action_chunk")
+    graph.start(
+        "policy",
+        autostart=True,
+        instruction="pick up the cup",
+        checkpoint=str(checkpoint),
+        device="cpu",
+        steps=2,
+        max_age_ms=5000.0,
+        start="now",
+    )
+    drivers.run(rate_hz=10.0)
+    graph.wait_for(lambda: len(chunks) >= 3, "chunks of the network")
+    assert chunks[0].plan_id == "pi05/tiny_so101/float32/cpu"
+    assert {chunk.steps for chunk in chunks} == {2}
+    assert {chunk.horizon for chunk in chunks} == {10}
+    assert chunks[0].instruction == "pick up the cup"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"checkpoint": "golden/openpi_pi05_e2e"},
+            "the policy's state has 7 numbers, the robot 6 joints",
+        ),
+        ({"checkpoint": "golden"}, "golden"),
+        ({"checkpoint": "tiny_so101", "device": "cuda"}, "torch sees no CUDA device"),
+    ],
+)
+def test_checkpoint_that_does_not_fit_is_found_at_configure(graph, request, change, message):
+    if change.get("device") == "cuda":
+        import torch
+
+        if torch.cuda.is_available():
+            pytest.skip("this machine has a CUDA device")
+    folder = request.config.rootpath / "test/data" / change.pop("checkpoint")
+    graph.start("policy", **change, checkpoint=str(folder))
+    assert graph.change_state(CONFIGURE) is False
+    assert graph.state() == "unconfigured"
+    assert message in graph.log("policy")
+    assert "Traceback" not in graph.log("policy")
+    graph.set_parameter("checkpoint", "expert")
+    graph.set_parameter("device", "cpu")
+    assert graph.change_state(CONFIGURE)
+    assert graph.change_state(ACTIVATE)
+
+
+def test_camera_delay_is_seen_as_input_age(graph):
+    """What a slow driver adds is measured where it belongs: in the term `input`, not in any other."""
+    chunks = graph.collect(ActionChunk, "/policy/action_chunk")
+    graph.start("policy", *DEMO)
+    graph.start("sim_camera", *DEMO, delay_ms=80.0)
+    graph.start("sim_robot", *DEMO)
+    graph.wait_for(lambda: len(chunks) > 20, "chunks")
+    assert min(to_ns(c.receive) - to_ns(c.header.stamp) for c in chunks) >= 80 * MS
+
+
+def test_dropped_pictures_are_counted(graph):
+    last = graph.statuses()
+    graph.start("policy", *DEMO)
+    graph.start("sim_camera", *DEMO, drop=0.3)
+    graph.start("sim_robot", *DEMO)
+    graph.until_status(
+        last,
+        "policy",
+        lambda s: counts(s).get("cameras", {}).get("wrist", {}).get("lost_before", 0) >= 10,
+    )
+
+
+@pytest.mark.parametrize(
+    "node", ["policy", "age_logger", "action_player", "sim_robot", "sim_camera"]
+)
+def test_executables_are_installed(node):
+    assert executable_path(node).stat().st_mode & 0o111
