@@ -32,10 +32,8 @@ demo: build
 	@source $(BUILD)/setup.bash; mkdir -p runs/demo; \
 	  flashrt demo --duration $(DURATION) --json runs/demo/summary.json $(if $(CHECKPOINT),--checkpoint "$(CHECKPOINT)")
 
-test: build
+test: lint
 	$(bootstrap) render
-	$(call stage,ruff,ruff check .)
-	$(call stage,mypy,mypy)
 	$(call stage,tests,pytest -m "not graph and not slow" --ignore=test/packaging --durations=5)
 	$(call stage,graph tests,pytest -m "graph and not slow" --ignore=test/packaging --durations=5)
 	$(call stage,packaging,pytest test/packaging --durations=5)
