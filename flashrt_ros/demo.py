@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from flashrt_ros.paths import config_path, executable_path
 _START_LIMIT_S = 120.0
 _STOP_LIMIT_S = 10.0
 _LINES_SHOWN = 8
+_STOP_ORDER = ("action_player", "policy", "age_logger", "sim_camera", "sim_robot")
 
 
 class DemoError(RuntimeError):
@@ -102,8 +103,9 @@ class Processes:
                 )
 
     def stop(self) -> None:
-        """Interrupt the processes one after the other in the order of their start, and wait for each."""
-        for process in self._running.values():
+        """Interrupt one after the other: the player before its chunks run out, the logger after both."""
+        order = sorted(self._running, key=lambda node: _STOP_ORDER.index(node))
+        for process in (self._running[node] for node in order):
             if process.poll() is None:
                 process.send_signal(signal.SIGINT)
                 try:
@@ -149,20 +151,11 @@ def _start(processes: Processes, settings: DemoSettings, age_log: Path, task_log
         if settings.follow == "player"
         else ["-r", "~/joint_trajectory:=policy/joint_trajectory"]
     )
-    # In the order in which they are to be stopped: the logger after those that it listens to.
-    processes.start(
-        "policy",
-        [
-            *shared,
-            "-p",
-            f"instruction:={json.dumps(settings.instruction)}",
-            "-p",
-            f"checkpoint:={json.dumps(settings.checkpoint)}",
-        ],
-    )
+    # The logger first: it must have heard the first chunk.
+    processes.start("age_logger", [*shared, "-p", f"log_file:={age_log}"])
+    _wait_until(processes, settings, age_log.is_file)
     if settings.follow == "player":
         processes.start("action_player", shared)
-    processes.start("age_logger", [*shared, "-p", f"log_file:={age_log}"])
     processes.start("sim_camera", [*shared, *world, "-p", f"delay_ms:={settings.camera_delay_ms}"])
     processes.start(
         "sim_robot",
@@ -176,21 +169,36 @@ def _start(processes: Processes, settings: DemoSettings, age_log: Path, task_log
             f"task_log:={task_log}",
         ],
     )
+    processes.start(
+        "policy",
+        [
+            *shared,
+            "-p",
+            f"instruction:={json.dumps(settings.instruction)}",
+            "-p",
+            f"checkpoint:={json.dumps(settings.checkpoint)}",
+        ],
+    )
+
+
+def _wait_until(
+    processes: Processes, settings: DemoSettings, condition: Callable[[], bool]
+) -> None:
+    begin_s = time.monotonic()
+    while not condition():
+        processes.check()
+        waited_s = time.monotonic() - begin_s
+        if waited_s > _START_LIMIT_S:
+            raise DemoError(
+                f"no chunk within {_START_LIMIT_S:.0f} s; see the logs in {settings.folder}"
+            )
+        _progress("starting the robot, its cameras and the policy", waited_s, None)
+        time.sleep(0.1)
 
 
 def _wait(processes: Processes, settings: DemoSettings, age_log: Path) -> None:
     """Wait for the first chunk, then for the duration, with progress."""
-    begin_s = time.monotonic()
-    while not _has_chunk(age_log):
-        processes.check()
-        if time.monotonic() - begin_s > _START_LIMIT_S:
-            raise DemoError(
-                f"no chunk within {_START_LIMIT_S:.0f} s; see the logs in {settings.folder}"
-            )
-        _progress(
-            "starting the robot, its cameras and the policy", time.monotonic() - begin_s, None
-        )
-        time.sleep(0.25)
+    _wait_until(processes, settings, lambda: _has_chunk(age_log))
     begin_s = time.monotonic()
     while (elapsed_s := time.monotonic() - begin_s) < settings.duration_s:
         processes.check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -22,7 +23,7 @@ RESET_HOLD = "hold"
 
 
 class PolicySession:
-    """Turns observations into chunks. Called from one thread.
+    """Turns observations into chunks. Called from one thread, but for `reset`.
 
     Args:
         policy: what infers.
@@ -49,6 +50,7 @@ class PolicySession:
         self._clock_ns = clock_ns
         self._instruction = ""
         self._pending_reset = RESET_EPISODE
+        self._reset_lock = threading.Lock()
         self._epoch: int | None = None
         self._chunks = 0
         self.start = start
@@ -68,8 +70,9 @@ class PolicySession:
         return self._robot
 
     def reset(self, reason: str) -> None:
-        """Carry nothing over into the next inference. The first of several reasons is kept."""
-        self._pending_reset = self._pending_reset or reason
+        """Carry nothing over into the next inference; from any thread. The first of several reasons is kept."""
+        with self._reset_lock:
+            self._pending_reset = self._pending_reset or reason
 
     def step(self, observation: Observation, instruction: str) -> Inference:
         """Infer once.
@@ -86,15 +89,12 @@ class PolicySession:
             self.reset(RESET_INSTRUCTION)
         if self._epoch is not None and observation.frame_set.epoch != self._epoch:
             self.reset(RESET_CLOCK_JUMP)
-        reset_reason = self._pending_reset
+        self._instruction, self._epoch = instruction, observation.frame_set.epoch
+        with self._reset_lock:
+            reset_reason, self._pending_reset = self._pending_reset, ""
         if reset_reason:
             self._policy.reset()
             self.resets[reset_reason] += 1
-        self._instruction, self._epoch, self._pending_reset = (
-            instruction,
-            observation.frame_set.epoch,
-            "",
-        )
         spec = self._policy.spec
         infer_start_ns = self._clock_ns()
         steady_ns = time.perf_counter_ns()

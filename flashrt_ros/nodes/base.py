@@ -27,7 +27,6 @@ from flashrt_ros.nodes.parameters import Parameter
 from flashrt_ros.paths import config_path
 
 _SIGNAL_PERIOD_S = 0.2
-_SHUTDOWN_LIMIT_S = 5.0
 
 RELIABLE = QoSProfile(
     history=HistoryPolicy.KEEP_LAST, depth=10, reliability=ReliabilityPolicy.RELIABLE
@@ -199,7 +198,10 @@ def run(make_node: Callable[[], Any], *, threads: int = 1) -> int:
             while not stopping.is_set():
                 executor.spin_once(timeout_sec=_SIGNAL_PERIOD_S)
         finally:
-            executor.shutdown(timeout_sec=_SHUTDOWN_LIMIT_S)
+            if threads > 1:
+                # rclpy's own shutdown does not wait for callbacks in flight: they then stumble over what it destroyed.
+                executor._executor.shutdown(wait=True)
+            executor.shutdown()
             node.close()
             node.destroy_node()
     finally:

@@ -49,7 +49,7 @@ class ObservationInputs:
         self._robot = robot
         self._clock = node.get_clock()
         self.incompatible: dict[str, str] = {}
-        """Topics with a publisher whose QoS does not fit, with the policy that differs."""
+        """Inputs with a publisher whose QoS does not fit, by name, and what to do about it."""
         self.rejected_sets: Counter[str] = Counter()
         """Sets that did not become an observation, by reason."""
         self.rejected_states: Counter[str] = Counter()
@@ -177,18 +177,20 @@ class ObservationInputs:
                 topic,
                 qos_profile=sensor_qos(depth, reliable=reliable),
                 event_callbacks=SubscriptionEventCallbacks(
-                    incompatible_qos=lambda event, topic=topic: self._on_incompatible(topic, event)
+                    incompatible_qos=lambda event, name=name, topic=topic: self._on_incompatible(
+                        name, topic, event
+                    )
                 ),
             )
             for name, message_type, topic, depth in sources
         }
 
-    def _on_incompatible(self, topic: str, event: Any) -> None:
-        self.incompatible[topic] = str(event.last_policy_kind)
-        self._node.get_logger().error(
-            f"a publisher on {topic} offers a QoS that this node does not hear (policy "
-            f"{event.last_policy_kind}): set parameter `reliability` to best_effort, or the publisher to reliable"
+    def _on_incompatible(self, name: str, topic: str, event: Any) -> None:
+        self.incompatible[name] = (
+            f"a publisher on {topic} offers a QoS that this node does not hear (policy {event.last_policy_kind}): "
+            "set parameter `reliability` to best_effort, or the publisher to reliable"
         )
+        self._node.get_logger().error(self.incompatible[name])
 
     def _heard(self, message: Any, source: str) -> None:
         self.watchdog.hear(source, self._now_ns())

@@ -26,7 +26,7 @@ from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
 from flashrt_ros.control.chunk import Start
-from flashrt_ros.control.policies import PolicySettings, build_policy
+from flashrt_ros.control.policies import PolicySettings, build_policy, release_memory
 from flashrt_ros.control.robot import load_robot
 from flashrt_ros.control.safety import UnsafeActionError
 from flashrt_ros.control.session import RESET_EPISODE, RESET_HOLD, PolicySession
@@ -133,6 +133,7 @@ class PolicyNode(LifecycleNodeMixin, Node):
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Drop the policy and what it holds."""
         self._session = None
+        release_memory()
         return TransitionCallbackReturn.SUCCESS
 
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -153,7 +154,7 @@ class PolicyNode(LifecycleNodeMixin, Node):
         self._stop()
 
     def _start(self) -> None:
-        self.destroy_timer(self._autostart)
+        self._autostart.cancel()
         if self.trigger_configure() == TransitionCallbackReturn.SUCCESS:
             self.trigger_activate()
 

@@ -67,14 +67,14 @@ def _input_statuses(
     for camera, fates in counts["cameras"].items():
         level, text = DiagnosticStatus.OK, "frames arrive"
         rejected = sum(fates["rejected"].values())
-        if camera in silent:
+        if camera in inputs.incompatible:
+            level, text = DiagnosticStatus.ERROR, inputs.incompatible[camera]
+        elif camera in silent:
             silence_ms = (inputs.watchdog.silence_ns(camera, now_ns) or 0) / 1e6
             level, text = (
                 DiagnosticStatus.ERROR,
                 f"camera {camera} is silent for {silence_ms:.0f} ms",
             )
-        elif inputs.incompatible:
-            level, text = DiagnosticStatus.ERROR, f"incompatible QoS: {inputs.incompatible}"
         elif fates["received"] and fates["lost_before"] > 0.02 * fates["received"]:
             level = DiagnosticStatus.WARN
             text = (

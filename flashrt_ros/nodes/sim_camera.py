@@ -39,11 +39,16 @@ class SimCamera(Node):
             self._world.render(camera)
         self._late: PriorityQueue[tuple[float, int, str, Any]] = PriorityQueue()
         self._sent = 0
-        threading.Thread(target=self._deliver_late, daemon=True).start()
+        self._stopping = threading.Event()
+        self._postman = threading.Thread(target=self._deliver_late, daemon=True)
+        self._postman.start()
         self.create_subscription(JointState, "sim_robot/shutter", self._on_shutter, RELIABLE)
 
     def close(self) -> None:
-        """Free the OpenGL context."""
+        """Stop delivering and free the OpenGL context."""
+        self._stopping.set()
+        self._late.put((0.0, 0, "", None))
+        self._postman.join()
         self._world.close()
 
     def _on_shutter(self, message: JointState) -> None:
@@ -73,6 +78,8 @@ class SimCamera(Node):
     def _deliver_late(self) -> None:
         while True:
             due_s, number, camera, image = self._late.get()
+            if self._stopping.is_set():
+                return
             wait_s = due_s - time.monotonic()
             if wait_s > 0.001:
                 # Something that is due earlier may come meanwhile: look again soon.

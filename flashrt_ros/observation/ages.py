@@ -84,15 +84,18 @@ class AgeJoiner:
         """Reports that could not be joined, by reason: `unknown_chunk`, `repeated`, `index_out_of_range`."""
 
     def add_chunk(self, record: ChunkRecord) -> list[ActionAge]:
-        """Take a published chunk; return the ages of reports that had waited for it."""
+        """Take a published chunk; return the ages that this settles: of reports that had waited for it, say."""
         self.chunks += 1
+        ages = []
+        if record.chunk_id in self._open:
+            # A policy that was restarted counts from 1 again.
+            ages += list(self._close(self._open[record.chunk_id]))
         self._open[record.chunk_id] = _OpenChunk(record)
         waited = [report for report in self._orphans if report[0] == record.chunk_id]
-        if not waited:
-            return []
-        self._orphans = deque(r for r in self._orphans if r[0] != record.chunk_id)
-        ages = (self.add_applied(*report) for report in waited)
-        return [age for age in ages if age is not None]
+        if waited:
+            self._orphans = deque(r for r in self._orphans if r[0] != record.chunk_id)
+        joined = (self.add_applied(*report) for report in waited)
+        return ages + [age for age in joined if age is not None]
 
     def add_applied(self, chunk_id: int, action_index: int, apply_ns: int) -> ActionAge | None:
         """Take a report that an action was applied; return its age, if its chunk is known."""
@@ -139,7 +142,7 @@ class AgeJoiner:
 
     def _close(self, chunk: _OpenChunk) -> Iterator[ActionAge]:
         record = chunk.record
-        newer_ns = self._newer_start_ns(record.chunk_id)
+        newer_ns = self._newer_start_ns(record)
         for index in range(record.horizon):
             planned_ns = record.planned_ns(index)
             if index in chunk.applied:
@@ -156,12 +159,12 @@ class AgeJoiner:
         del self._open[record.chunk_id]
         self._first_use_ns.pop(record.chunk_id, None)
 
-    def _newer_start_ns(self, chunk_id: int) -> int | None:
+    def _newer_start_ns(self, than: ChunkRecord) -> int | None:
         """When the next chunk began to be used: measured where reports exist, else planned."""
         starts = []
         for other in self._open.values():
             record = other.record
-            if record.chunk_id <= chunk_id:
+            if record.timeline.capture_ns <= than.timeline.capture_ns:
                 continue
             if not self._measured_seen:
                 starts.append(record.planned_ns(record.first_valid_index) + record.period_ns)

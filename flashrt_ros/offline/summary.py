@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 from flashrt_ros.observation.timeline import TERMS
 from flashrt_ros.offline.run_log import AGE_COLUMNS, Run
 
+_WIDTH = 80
 _PERCENTILES = {"p50_ms": 50, "p95_ms": 95, "p99_ms": 99, "max_ms": 100}
 
 
@@ -88,7 +90,13 @@ def _player_counts(fates: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
 
 def table(summary: Mapping[str, Any]) -> str:
     """The summary for an 80-column terminal."""
-    return "\n".join(_lines(summary))
+    return "\n".join(_wrapped(line) for line in _lines(summary))
+
+
+def _wrapped(line: str) -> str:
+    if len(line) <= _WIDTH:
+        return line
+    return textwrap.fill(line, _WIDTH, subsequent_indent=" " * 9, drop_whitespace=True)
 
 
 def _lines(summary: Mapping[str, Any]) -> Iterator[str]:

@@ -110,6 +110,19 @@ def test_every_action_has_exactly_one_fate(reports, captures, settle_ms):
     assert tuple(joiner.fates()) == FATES
 
 
+def test_policy_that_restarts_counts_from_one_again():
+    joiner = AgeJoiner(grace_ns=0)
+    joiner.add_chunk(chunk(1, 100))
+    joiner.add_applied(1, 2, 121 * MS)
+    joiner.add_chunk(chunk(1, 140))
+    joiner.add_applied(1, 2, 161 * MS)
+    assert sum(joiner.fates().values()) == 20
+    joiner.finish()
+    fates = joiner.fates()
+    assert (fates[APPLIED], fates[SKIPPED], sum(fates.values())) == (2, 4, 20)
+    assert not joiner.refused["repeated"]
+
+
 def test_window_percentiles_equal_numpy():
     random = np.random.default_rng(0)
     terms = [AgeTerms(*map(int, row)) for row in random.integers(0, 10**9, (500, 5))]
