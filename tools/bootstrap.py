@@ -196,9 +196,12 @@ def install_packages(ros: str) -> None:
     log = BUILD / "pip.log"
     say(f"installing {shown(requirements)}, which takes minutes ({shown(log)})")
     pip = [str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--no-input"]
+    env = clean_environment(ros)
+    # The pip that Python 3.10 brings tries versions for many minutes where a newer one sees the solution.
+    newer_pip = [*pip, "install", "--upgrade", "pip>=24"]
     # Compiling 15,000 files, most of which are never imported, takes a quarter of the time.
-    command = [*pip, "install", "--no-compile", "-r", str(requirements)]
-    if run_logged(command, log, env=clean_environment(ros)) == 0:
+    packages = [*pip, "install", "--no-compile", "-r", str(requirements)]
+    if run_logged(newer_pip, log, env=env) == 0 == run_logged(packages, log, env=env, mode="a"):
         return
     text = log.read_text(errors="replace")
     if NO_NETWORK.search(text):
