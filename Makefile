@@ -13,9 +13,12 @@ unexport PYTHONDONTWRITEBYTECODE
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
-PYTHON_FOUND := $(shell command -v $(or $(PYTHON),python3))
+# tools/bootstrap.py has the say about the version; one that cannot even read it is turned away here.
+PYTHON_ASKED := $(or $(PYTHON),python3)
+PYTHON_FOUND := $(shell found=$$(command -v $(PYTHON_ASKED)) && \
+  "$$found" -c 'import sys; sys.exit(sys.version_info < (3, 7))' 2>/dev/null && echo "$$found")
 ifeq ($(PYTHON_FOUND),)
-$(error $(or $(PYTHON),python3) is not there: name a Python 3.10 to 3.13, for example `make PYTHON=python3.11`)
+$(error $(PYTHON_ASKED) is no Python 3.10 to 3.13: name one, for example `make PYTHON=python3.11`)
 endif
 bootstrap = @$(PYTHON_FOUND) tools/bootstrap.py
 
