@@ -89,7 +89,7 @@ def _nodes(context: LaunchContext) -> list[Node]:
         parameters=[given["params_file"], use_sim_time | _texts(log)],
         **shared,
     )
-    return [policy, age_logger]
+    return [age_logger, policy]
 
 
 def _texts(values: dict[str, str]) -> dict[str, ParameterValue]:

@@ -69,7 +69,11 @@ class Graph:
         command = [sys.executable, str(executable_path(node)), "--ros-args", *arguments]
         for name, value in parameters.items():
             command += ["-p", f"{name}:={json.dumps(value)}"]
-        with (self.folder / f"{node}.log").open("ab") as output:
+        return self.run(node, command)
+
+    def run(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
+        """Start a command on this graph's domain in a process group of its own; its output is `log(name)`."""
+        with (self.folder / f"{name}.log").open("ab") as output:
             process = subprocess.Popen(
                 command,
                 env=self._environment,
@@ -77,7 +81,7 @@ class Graph:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._processes[node] = process
+        self._processes[name] = process
         return process
 
     def kill(self, node: str) -> None:
