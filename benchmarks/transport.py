@@ -7,24 +7,26 @@ with the package's Fast DDS profile (config/fastdds.xml) and with the middleware
 
     make build && source build/setup.bash
     python benchmarks/transport.py --output transport.json
-    python benchmarks/transport.py --executor single --profile fastdds.xml --profile other.xml
+    python benchmarks/transport.py --executors multi single --processes plain prepared --repeats 3
 
-Ages include what else the machine does: the load average is printed and written beside them.
+The publisher is an ordinary node, as somebody's camera driver; `prepared` is what the package's own nodes do to their
+process (nodes.base.prepare_process). Ages include what else the machine does: the load average is written beside them.
 """
 
 from __future__ import annotations
 
 import argparse
 import array
+import itertools
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,13 @@ from rclpy.executors import (
 from sensor_msgs.msg import Image
 
 from flashrt_ros.demo import profile_variable
-from flashrt_ros.nodes.base import sensor_qos, to_ns, to_time
+from flashrt_ros.nodes.base import (
+    EXECUTOR_THREADS,
+    prepare_process,
+    sensor_qos,
+    to_ns,
+    to_time,
+)
 from flashrt_ros.paths import config_path
 
 RATE_HZ = 30
@@ -84,16 +92,15 @@ def publish(cameras: int, width: int, height: int, frames: int) -> None:
 
 def make_executor(name: str) -> Executor:
     """Executor by its name on the command line."""
-    if name == "events":
-        from rclpy.experimental.events_executor import EventsExecutor
-
-        return EventsExecutor()
-    # Three threads, as the policy node's main.
-    return SingleThreadedExecutor() if name == "single" else MultiThreadedExecutor(num_threads=3)
+    if name == "single":
+        return SingleThreadedExecutor()
+    return MultiThreadedExecutor(num_threads=EXECUTOR_THREADS)
 
 
-def subscribe(cameras: int, executor_name: str) -> None:
+def subscribe(cameras: int, executor_name: str, process: str) -> None:
     """Receive until stdin closes, then print the ages in nanoseconds of every counted frame as JSON."""
+    if process == "prepared":
+        prepare_process()
     rclpy.init()
     node = rclpy.create_node("subscriber")
     ages_ns: list[int] = []
@@ -110,17 +117,21 @@ def subscribe(cameras: int, executor_name: str) -> None:
     executor = make_executor(executor_name)
     executor.add_node(node)
 
-    # A thread that ends with the process: not every executor returns at a shutdown from elsewhere.
-    threading.Thread(target=executor.spin, daemon=True).start()
+    spinner = threading.Thread(target=executor.spin)
+    spinner.start()
     sys.stdin.read()
-    print(json.dumps(ages_ns), flush=True)
-    os._exit(0)
+    executor.shutdown()
+    spinner.join()
+    rclpy.shutdown()
+    print(json.dumps(ages_ns))
 
 
 # ------------------------------------------------------------ one case and all of them
 
 
-def run_case(cameras: int, size: str, profile: str, executor: str, seconds: float) -> dict[str, Any]:
+def run_case(
+    cameras: int, size: str, executor: str, process: str, profile: str, seconds: float
+) -> dict[str, Any]:
     """Run both processes once; ages in ms."""
     environment = {k: v for k, v in os.environ.items() if k not in PROFILE_VARIABLES}
     if profile != MIDDLEWARE_DEFAULT:
@@ -132,7 +143,7 @@ def run_case(cameras: int, size: str, profile: str, executor: str, seconds: floa
     load = os.getloadavg()[0]
     this = [sys.executable, __file__]
     subscriber = subprocess.Popen(
-        [*this, "subscribe", str(cameras), executor],
+        [*this, "subscribe", str(cameras), executor, process],
         env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -157,6 +168,7 @@ def run_case(cameras: int, size: str, profile: str, executor: str, seconds: floa
         "size": size,
         "profile": Path(profile).name,
         "executor": executor,
+        "process": process,
         "sent": sent,
         "received": len(ages_ms),
         "lost": sent - len(ages_ms),
@@ -176,8 +188,6 @@ def percentiles(ages_ms: Sequence[float]) -> dict[str, float]:
 
 def machine() -> dict[str, Any]:
     """What the figures hold for."""
-    from importlib.metadata import PackageNotFoundError, version
-
     cpu = platform.processor()
     info = Path("/proc/cpuinfo")
     if info.is_file():
@@ -204,9 +214,9 @@ def main() -> int:
         publish(cameras, width, height, frames)
         return 0
     if sys.argv[1:2] == ["subscribe"]:
-        subscribe(int(sys.argv[2]), sys.argv[3])
+        subscribe(int(sys.argv[2]), sys.argv[3], sys.argv[4])
         return 0
-    summary, usage = __doc__.split("\n", 1)
+    summary = __doc__.splitlines()[0]
     parser = argparse.ArgumentParser(description=summary)
     parser.add_argument("--seconds", type=float, default=6.0, help="measured time of each run")
     parser.add_argument("--repeats", type=int, default=1, help="runs of each case, in turn")
@@ -218,8 +228,13 @@ def main() -> int:
         default=[MIDDLEWARE_DEFAULT, str(config_path("fastdds.xml"))],
         help=f"Fast DDS profile files to compare; {MIDDLEWARE_DEFAULT}: none",
     )
+    parser.add_argument("--executors", nargs="+", default=["multi"], choices=["multi", "single"])
     parser.add_argument(
-        "--executors", nargs="+", default=["multi"], choices=["multi", "single", "events"]
+        "--processes",
+        nargs="+",
+        default=["prepared"],
+        choices=["prepared", "plain"],
+        help="whether the subscriber calls prepare_process first, as the package's nodes do",
     )
     parser.add_argument("--output", type=Path, help="JSON file, rewritten after every run")
     arguments = parser.parse_args()
@@ -230,31 +245,33 @@ def main() -> int:
         "qos": f"best effort, keep last {CAMERA_QOS_DEPTH}",
     }
     results: list[dict[str, Any]] = []
-    print(f"{'case':<14}{'executor':<9}{'profile':<14}{'sent':>5}{'got':>5}{'lost':>5}", end="")
-    print(f"{'P50':>7}{'P95':>7}{'P99':>7}{'max':>7} ms")
-    for _ in range(arguments.repeats):
-        for size in arguments.sizes:
-            for cameras in arguments.cameras:
-                for executor in arguments.executors:
-                    for profile in arguments.profiles:
-                        result = run_case(cameras, size, profile, executor, arguments.seconds)
-                        results.append(result)
-                        print_row(result)
-                        if arguments.output:
-                            data = {"machine": machine(), "settings": settings, "results": results}
-                            arguments.output.write_text(json.dumps(data, indent=2) + "\n")
+    cases = itertools.product(
+        arguments.sizes,
+        arguments.cameras,
+        arguments.executors,
+        arguments.processes,
+        arguments.profiles,
+    )
+    print(f"{'case':<13}{'subscriber':<16}{'profile':<12}{'sent':>5}{'recv':>5}{'lost':>5}", end="")
+    print(f"{'P50':>6}{'P95':>6}{'P99':>6}{'max':>6}")
+    for size, cameras, executor, process, profile in [*cases] * arguments.repeats:
+        result = run_case(cameras, size, executor, process, profile, arguments.seconds)
+        print(row(result), flush=True)
+        results.append(result)
+        if arguments.output:
+            data = {"machine": machine(), "settings": settings, "results": results}
+            arguments.output.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    print(f"ages in ms; load average of the last minute: {os.getloadavg()[0]:.1f}")
     return 0
 
 
-def print_row(result: dict[str, Any]) -> None:
-    ages = result["age_ms"]
-    columns = "".join(f"{ages.get(name, float('nan')):7.1f}" for name in ("p50", "p95", "p99", "max"))
+def row(result: dict[str, Any]) -> str:
+    """One line of the table, 80 columns."""
     case = f"{result['cameras']} x {result['size']}"
-    print(
-        f"{case:<14}{result['executor']:<9}{result['profile'][:13]:<14}"
-        f"{result['sent']:>5}{result['received']:>5}{result['lost']:>5}{columns}",
-        flush=True,
-    )
+    subscriber = f"{result['executor']} {result['process']}"
+    counts = "".join(f"{result[name]:>5}" for name in ("sent", "received", "lost"))
+    ages = "".join(f"{age:>6.1f}" for age in result["age_ms"].values())
+    return f"{case:<13}{subscriber:<16}{result['profile'][:11]:<12}{counts}{ages}"
 
 
 if __name__ == "__main__":
