@@ -22,6 +22,7 @@ from rcl_interfaces.msg import (
 from rclpy.exceptions import InvalidHandle, ParameterException
 from rclpy.executors import MultiThreadedExecutor, SingleThreadedExecutor
 from rclpy.node import Node
+from rclpy.parameter import Parameter as RosParameter
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
 from rclpy.signals import SignalHandlerOptions
 
@@ -110,6 +111,8 @@ class Parameters:
         self._table = {parameter.name: parameter for parameter in table}
         self._check = check
         self._changed = changed
+        if hasattr(node, "add_pre_set_parameters_callback"):
+            node.add_pre_set_parameters_callback(self._pre_set)
         for parameter in table:
             try:
                 given = node.declare_parameter(
@@ -117,7 +120,9 @@ class Parameters:
                 )
             except ParameterException as error:
                 raise ValueError(str(error)) from error
-            parameter.check(given.value)
+            fitting = parameter.check(given.value)
+            if type(given.value) is int and isinstance(fitting, float):
+                node.set_parameters([RosParameter(parameter.name, value=fitting)])
         node.add_on_set_parameters_callback(self._on_set)
         if hasattr(node, "add_post_set_parameters_callback"):
             node.add_post_set_parameters_callback(self._post_set)
@@ -128,6 +133,18 @@ class Parameters:
     def ns(self, name: str) -> int:
         """A duration parameter in nanoseconds, by the unit in its name (`_ms` or `_s`)."""
         return round(self[name] * (1e6 if name.endswith("_ms") else 1e9))
+
+    def _pre_set(self, changes: Sequence[Any]) -> list[Any]:
+        """An integer given for a double becomes one, so that `ros2 param describe` and `dump` show a double."""
+        return [
+            RosParameter(change.name, value=float(change.value))
+            if type(change.value) is int and isinstance(self._default(change.name), float)
+            else change
+            for change in changes
+        ]
+
+    def _default(self, name: str) -> Any:
+        return self._table[name].default if name in self._table else None
 
     def _on_set(self, changes: Sequence[Any]) -> SetParametersResult:
         mine = [change for change in changes if change.name in self._table]

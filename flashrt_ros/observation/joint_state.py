@@ -84,7 +84,9 @@ class JointStateBuffer:
         Raises:
             JointStateError: there is none within `max_age_ns`; says which joint is missing.
         """
-        best = min(self._samples, key=lambda s: abs(s.capture_ns - stamp_ns), default=None)
+        # A copy, which is made in one step: `add` may run in another thread.
+        samples = self._samples.copy()
+        best = min(samples, key=lambda s: abs(s.capture_ns - stamp_ns), default=None)
         if best is None:
             raise JointStateError(f"no joint state to go with the picture: {self._last_error}")
         distance_ns = abs(best.capture_ns - stamp_ns)

@@ -206,15 +206,19 @@ def test_row_7_incompatible_qos_is_reported_with_the_topic(graph, drivers):
 
 
 def test_row_15_integers_are_doubles_and_ranges_are_told(graph):
-    start_policy(graph, autostart=False)
+    start_policy(graph, autostart=False, max_age_ms=400)
     assert graph.set_parameter("slop_ms", 1).successful
-    assert graph.parameter("slop_ms").type in (
-        ParameterType.PARAMETER_INTEGER,
-        ParameterType.PARAMETER_DOUBLE,
-    )
+    # Humble's rclpy has no pre-set callback: an integer that is set later stays one there.
+    kinds = {ParameterType.PARAMETER_DOUBLE}
+    if not hasattr(graph.client, "add_pre_set_parameters_callback"):
+        kinds.add(ParameterType.PARAMETER_INTEGER)
+    assert graph.parameter("slop_ms").type in kinds
+    assert graph.parameter("max_age_ms").type == ParameterType.PARAMETER_DOUBLE
     refused = graph.set_parameter("slop_ms", 2000)
     assert not refused.successful
-    assert "slop_ms: expected double, 0 to 1000 ms, found 2000" in refused.reason
+    # rclpy's words where it sees a double out of its descriptor's range, else our own.
+    for word in ("slop_ms", "1000", "2000"):
+        assert word in refused.reason
     refused = graph.set_parameter("sync_policy", "oldest")
     assert "newest | fifo | exact" in refused.reason
     refused = graph.set_parameter("dry_run", "yes")
@@ -310,6 +314,7 @@ def test_instruction_topic_and_parameter_are_kept_in_step(graph, drivers):
     graph.wait_for(lambda: chunks, "a chunk")
     assert graph.set_parameter("instruction", "touch the blue block").successful
     graph.wait_for(lambda: said and said[-1].data == "touch the blue block", "the topic to follow")
+    graph.wait_for(lambda: chunks[-1].instruction == "touch the blue block", "the policy to follow")
     publisher = graph.client.create_publisher(String, "/policy/instruction", LATCHED)
     publisher.publish(String(data="touch the green block"))
     graph.wait_for(

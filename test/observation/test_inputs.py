@@ -33,6 +33,19 @@ def test_row_18_missing_joint_is_named():
         buffer.nearest(T0)
 
 
+def test_joint_state_may_arrive_while_the_nearest_is_sought():
+    buffer = JointStateBuffer(["a"], 100 * MS)
+    buffer.add(["a"], [1.0], T0, T0)
+    buffer.add(["a"], [2.0], T0 + 10 * MS, T0)
+
+    class Stamp(int):
+        def __rsub__(self, other):
+            buffer.add(["a"], [3.0], T0 + 20 * MS, T0)  # as another thread would, in the midst
+            return other - int(self)
+
+    assert buffer.nearest(Stamp(T0 + 9 * MS)).positions.tolist() == [2.0]
+
+
 def test_joint_that_falls_silent_is_named():
     buffer = JointStateBuffer(["a", "b"], 100 * MS)
     buffer.add(["a", "b"], [1.0, 2.0], T0, T0)
