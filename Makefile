@@ -7,13 +7,18 @@ VENV ?= .venv
 BUILD ?= build
 DURATION ?= 20
 export VENV BUILD
+# Without bytecode every process that imports torch compiles it anew: 2 s each.
+unexport PYTHONDONTWRITEBYTECODE
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
-PYTHON_FOUND := $(shell command -v $(or $(PYTHON),python3))
+# tools/bootstrap.py has the say about the version; one that cannot even read it is turned away here.
+PYTHON_ASKED := $(or $(PYTHON),python3)
+PYTHON_FOUND := $(shell found=$$(command -v $(PYTHON_ASKED)) && \
+  "$$found" -c 'import sys; sys.exit(sys.version_info < (3, 7))' 2>/dev/null && echo "$$found")
 ifeq ($(PYTHON_FOUND),)
-$(error $(or $(PYTHON),python3) is not there: name a Python 3.10 to 3.13, for example `make PYTHON=python3.11`)
+$(error $(PYTHON_ASKED) is no Python 3.10 to 3.13: name one, for example `make PYTHON=python3.11`)
 endif
 bootstrap = @$(PYTHON_FOUND) tools/bootstrap.py
 
@@ -30,10 +35,8 @@ demo: build
 	@source $(BUILD)/setup.bash; mkdir -p runs/demo; \
 	  flashrt demo --duration $(DURATION) --json runs/demo/summary.json $(if $(CHECKPOINT),--checkpoint "$(CHECKPOINT)")
 
-test: build
+test: lint
 	$(bootstrap) render
-	$(call stage,ruff,ruff check .)
-	$(call stage,mypy,mypy)
 	$(call stage,tests,pytest -m "not graph and not slow" --ignore=test/packaging --durations=5)
 	$(call stage,graph tests,pytest -m "graph and not slow" --ignore=test/packaging --durations=5)
 	$(call stage,packaging,pytest test/packaging --durations=5)

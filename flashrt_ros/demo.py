@@ -25,7 +25,7 @@ from flashrt_ros.paths import config_path, executable_path
 _START_LIMIT_S = 120.0
 _STOP_LIMIT_S = 10.0
 _LINES_SHOWN = 8
-_STOP_ORDER = ("action_player", "policy", "age_logger", "sim_camera", "sim_robot")
+_STOP_ORDER = (("action_player", "policy"), ("age_logger",), ("sim_camera", "sim_robot"))
 
 
 class DemoError(RuntimeError):
@@ -103,11 +103,13 @@ class Processes:
                 )
 
     def stop(self) -> None:
-        """Interrupt one after the other: the player before its chunks run out, the logger after both."""
-        order = sorted(self._running, key=lambda node: _STOP_ORDER.index(node))
-        for process in (self._running[node] for node in order):
-            if process.poll() is None:
-                process.send_signal(signal.SIGINT)
+        """Interrupt policy and player together, then the logger that listens to them, then the robot."""
+        for nodes in _STOP_ORDER:
+            group = [self._running[node] for node in nodes if node in self._running]
+            for process in group:
+                if process.poll() is None:
+                    process.send_signal(signal.SIGINT)
+            for process in group:
                 try:
                     process.wait(_STOP_LIMIT_S)
                 except subprocess.TimeoutExpired:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_MODULE = Path(__file__).parent
+import flashrt_ros
+
+# More than one where Python was started in a checkout: the checkout's folder, then the built package's.
+_FOLDERS = [Path(folder) for folder in flashrt_ros.__path__]
+_PREFIXES = [parent for folder in _FOLDERS for parent in folder.parents]
 
 
 def config_path(name: str) -> Path:
@@ -22,13 +26,14 @@ def config_path(name: str) -> Path:
     Raises:
         FileNotFoundError: nothing of that name in any of them; the message lists the folders searched.
     """
-    shares = [parent / "share" / "flashrt_ros" / "config" for parent in _MODULE.parents]
-    folders = [_MODULE / "config", _MODULE.parent / "config", *shares]
+    places = [*_FOLDERS, *(folder.parent for folder in _FOLDERS)]
+    places += [prefix / "share" / "flashrt_ros" for prefix in _PREFIXES]
+    folders = [place / "config" for place in places if (place / "config").is_dir()]
     for folder in folders:
         if (folder / name).exists():
             return folder / name
-    present = [str(folder) for folder in folders if folder.is_dir()] or [str(folders[0])]
-    raise FileNotFoundError(f"no {name!r} in config/ as installed, looked in {', '.join(present)}")
+    searched = ", ".join(map(str, folders)) or f"no config/ beside {_FOLDERS[0]}"
+    raise FileNotFoundError(f"no {name!r} in config/ as installed, looked in {searched}")
 
 
 def executable_path(name: str) -> Path:
@@ -37,11 +42,11 @@ def executable_path(name: str) -> Path:
     Raises:
         FileNotFoundError: the package was installed without its nodes (by pip, as the core alone).
     """
-    for parent in _MODULE.parents:
-        path = parent / "lib" / "flashrt_ros" / name
+    for prefix in _PREFIXES:
+        path = prefix / "lib" / "flashrt_ros" / name
         if path.is_file():
             return path
     raise FileNotFoundError(
-        f"no node {name!r} beside {_MODULE}: build the ROS package with `make build` or colcon "
+        f"no node {name!r} beside {_FOLDERS[-1]}: build the ROS package with `make build` or colcon "
         "(pip installs the core alone)"
     )

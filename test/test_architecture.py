@@ -100,6 +100,15 @@ def test_only_nodes_import_ros(name):
     assert not ros, f"{name} imports {ros}: only flashrt_ros/nodes and launch/ may"
 
 
+def test_benchmarks_run_without_ros():
+    # transport.py measures ROS's own transport: there is nothing in it to run without ROS.
+    paths = set((ROOT / "benchmarks").rglob("*.py")) - {ROOT / "benchmarks" / "transport.py"}
+    assert paths
+    for path in paths:
+        ros = sorted(filter(is_ros, imported(path.read_text(encoding="utf-8"), "benchmarks")))
+        assert not ros, f"{path.name} imports {ros}"
+
+
 @pytest.mark.parametrize("name", sorted(n for n in MODULES if room(n) == "observation"))
 def test_observation_is_free_of_torch(name):
     assert "torch" not in {target.split(".")[0] for target in imports_of(name)}

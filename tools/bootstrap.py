@@ -196,9 +196,12 @@ def install_packages(ros: str) -> None:
     log = BUILD / "pip.log"
     say(f"installing {shown(requirements)}, which takes minutes ({shown(log)})")
     pip = [str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--no-input"]
+    env = clean_environment(ros)
+    # The pip that Python 3.10 brings tries versions for many minutes where a newer one sees the solution.
+    newer_pip = [*pip, "install", "--upgrade", "pip>=24"]
     # Compiling 15,000 files, most of which are never imported, takes a quarter of the time.
-    command = [*pip, "install", "--no-compile", "-r", str(requirements)]
-    if run_logged(command, log, env=clean_environment(ros)) == 0:
+    packages = [*pip, "install", "--no-compile", "-r", str(requirements)]
+    if run_logged(newer_pip, log, env=env) == 0 == run_logged(packages, log, env=env, mode="a"):
         return
     text = log.read_text(errors="replace")
     if NO_NETWORK.search(text):
@@ -232,12 +235,13 @@ def adapted_requirements() -> Path:
 def build_package() -> None:
     """Brings $BUILD/prefix and $BUILD/setup.bash up to the checkout."""
     environment = make_environment()
-    sources = [ROOT / name for name in ("CMakeLists.txt", "package.xml", "cmake", "msg")]
-    files = [ROOT / name for name in ("flashrt_ros", "kernels", "config", "launch", "tools")]
+    recipes = ("CMakeLists.txt", "package.xml", "cmake", "msg", "tools/bootstrap.py")
+    linked = [ROOT / name for name in ("flashrt_ros", "kernels", "config", "launch")]
     wanted = {
         "environment": f"{environment} {PREFIX}",
-        "interfaces": digest(sources),
-        "files": digest(files),
+        "recipes": digest([ROOT / name for name in recipes]),
+        # Links lead to these files: only their names matter here.
+        "linked": " ".join(str(path.relative_to(ROOT)) for path in files_of(linked)),
     }
     stamp = BUILD / "flashrt_build.json"
     have = read_json(stamp)
@@ -246,38 +250,37 @@ def build_package() -> None:
     stamp.unlink(missing_ok=True)
     ros = sourced_ros()
     env = clean_environment(ros)
-    same_environment = have.get("environment") == wanted["environment"]
-    if not same_environment or have.get("interfaces") != wanted["interfaces"]:
-        build_interfaces(env, anew=not same_environment)
+    folder = BUILD / "cmake"
+    if have.get("environment") != wanted["environment"]:
+        shutil.rmtree(folder, ignore_errors=True)
+    if have.get("recipes") != wanted["recipes"] or not folder.exists():
+        say(f"building the messages ({shown(BUILD / 'cmake.log')})")
+        configure(folder, env)
     # Made anew, so that a file deleted from the checkout is gone from here too.
     shutil.rmtree(PREFIX, ignore_errors=True)
-    cmake("--install", str(BUILD / "cmake"), env=env)
+    cmake("--build", str(folder), "--parallel", "--target", "install", env=env)
     write_setup(ros)
     stamp.write_text(json.dumps(wanted))
     say(f"installed the package in {shown(PREFIX)}")
 
 
-def build_interfaces(env: dict[str, str], anew: bool) -> None:
-    """Generates and compiles the messages in $BUILD/cmake."""
+def configure(folder: Path, env: dict[str, str]) -> None:
+    """Makes folder ready for the build of the messages and the installation in $BUILD/prefix."""
     if not any(shutil.which(name) for name in (os.environ.get("CXX", "c++"), "g++", "clang++")):
         raise SetupError("no C++ compiler to build the messages with: `apt-get install g++`")
     if not shutil.which("cmake", path=env["PATH"]):
         raise SetupError("no cmake to build the messages with: `apt-get install cmake`")
-    folder = BUILD / "cmake"
-    if anew:
-        shutil.rmtree(folder, ignore_errors=True)
-    say(f"building the messages ({shown(BUILD / 'cmake.log')})")
-    python = VENV / "bin" / "python"
     options = [
+        # Links to the checkout instead of copies: an edit of a Python or config file is live at once.
+        "-DAMENT_CMAKE_SYMLINK_INSTALL=ON",
         "-DBUILD_TESTING=OFF",
         "-DCMAKE_BUILD_TYPE=Release",
         f"-DCMAKE_INSTALL_PREFIX={PREFIX}",
-        f"-DPython3_EXECUTABLE={python}",
+        f"-DPython3_EXECUTABLE={VENV / 'bin' / 'python'}",
     ]
     if shutil.which("ninja", path=env["PATH"]):
         options += ["-G", "Ninja"]
     cmake("-S", str(ROOT), "-B", str(folder), *options, env=env, mode="w")
-    cmake("--build", str(folder), "--parallel", env=env)
 
 
 def cmake(*arguments: str, env: dict[str, str], mode: str = "a") -> None:
@@ -364,11 +367,16 @@ def discard(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
+def files_of(paths: list[Path]) -> list[Path]:
+    """The files among paths and in the folders among them, sorted; without bytecode."""
+    found = [file for path in paths for file in (path, *path.rglob("*")) if file.is_file()]
+    return sorted(file for file in found if file.suffix != ".pyc")
+
+
 def digest(paths: list[Path]) -> str:
     """Hash over the names and contents of files and of what folders hold."""
-    files = [file for path in paths for file in (path, *path.rglob("*")) if file.is_file()]
     state = hashlib.sha256()
-    for path in sorted(file for file in files if file.suffix != ".pyc"):
+    for path in files_of(paths):
         content = hashlib.sha256(path.read_bytes()).hexdigest()
         state.update(f"{path.relative_to(ROOT)} {content}\n".encode())
     return state.hexdigest()

@@ -31,7 +31,15 @@ from flashrt_ros.control.robot import load_robot
 from flashrt_ros.control.safety import UnsafeActionError
 from flashrt_ros.control.session import RESET_EPISODE, RESET_HOLD, PolicySession
 from flashrt_ros.msg import ActionChunk
-from flashrt_ros.nodes.base import LATCHED, RELIABLE, Parameters, find_robot, run, to_time
+from flashrt_ros.nodes.base import (
+    EXECUTOR_THREADS,
+    LATCHED,
+    RELIABLE,
+    Parameters,
+    find_robot,
+    run,
+    to_time,
+)
 from flashrt_ros.nodes.inputs import ObservationError, ObservationInputs
 from flashrt_ros.nodes.messages import chunk_message, hold_message, trajectory_message
 from flashrt_ros.nodes.parameters import POLICY
@@ -326,8 +334,7 @@ class PolicyNode(LifecycleNodeMixin, Node):
 
 def main() -> int:
     """Run the node."""
-    # One thread for a transition that takes its time, one for everything else, one that waits.
-    return run(PolicyNode, threads=3)
+    return run(PolicyNode, threads=EXECUTOR_THREADS)
 
 
 if __name__ == "__main__":
