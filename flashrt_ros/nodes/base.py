@@ -7,7 +7,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from rcl_interfaces.msg import (
     ParameterDescriptor,
     SetParametersResult,
 )
-from rclpy.exceptions import InvalidHandle, ParameterException
+from rclpy.exceptions import ParameterException
 from rclpy.executors import MultiThreadedExecutor, SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.parameter import Parameter as RosParameter
@@ -242,10 +241,7 @@ def run(make_node: Callable[[], Any], *, threads: int = 1) -> int:
         executor.add_node(node)
         try:
             while not stopping.is_set():
-                # A subscription that another thread destroys while rclpy collects what to wait for: it is gone in
-                # the next round.
-                with suppress(InvalidHandle):
-                    executor.spin_once(timeout_sec=_SIGNAL_PERIOD_S)
+                executor.spin_once(timeout_sec=_SIGNAL_PERIOD_S)
         finally:
             if threads > 1:
                 # rclpy's own shutdown does not wait for callbacks in flight: they then stumble over what it destroyed.

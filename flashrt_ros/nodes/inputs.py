@@ -1,11 +1,17 @@
-"""The inputs of a policy: subscriptions, synchronisation, joint states, and what became of all of it."""
+"""The inputs of a policy: subscriptions, synchronisation, joint states, and what became of all of it.
+
+They live on a hidden node of their own, spun by one thread. rclpy builds its wait set anew for every callback: beside
+the services and timers of the policy node a picture would wait for all of them, and cost them all.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from typing import Any
 
-from rclpy.event_handler import SubscriptionEventCallbacks
+import rclpy
+from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from sensor_msgs.msg import CompressedImage, Image, JointState
 
@@ -21,8 +27,15 @@ from flashrt_ros.observation.mailbox import Mailbox
 from flashrt_ros.observation.pixels import ImageError
 from flashrt_ros.observation.synchronizer import Synchronizer
 
+try:
+    from rclpy.event_handler import SubscriptionEventCallbacks
+except ImportError:  # Humble
+    from rclpy.qos_event import SubscriptionEventCallbacks
+
 JOINT_STATES = "joint_states"
 """Name of the joint state input beside the cameras' names."""
+
+_CLOSE_PERIOD_S = 0.1
 
 
 class ObservationError(ValueError):
@@ -39,15 +52,25 @@ class ObservationInputs:
     Created when the node is activated and destroyed when it is deactivated; callbacks store and wake, no more.
 
     Args:
-        node: owns the subscriptions.
+        node: its name, namespace, clock and logger are used.
         robot: names cameras, topics and joints.
         parameters: of the policy node.
     """
 
     def __init__(self, node: Node, robot: Robot, parameters: Parameters) -> None:
-        self._node = node
+        self._logger = node.get_logger()
         self._robot = robot
         self._clock = node.get_clock()
+        name = f"_{node.get_name()}_inputs"
+        self._input_node = rclpy.create_node(
+            name,
+            namespace=node.get_namespace(),
+            context=node.context,
+            # A remapping of the process's node name is meant for the policy.
+            cli_args=["--ros-args", "-r", f"__node:={name}"],
+            enable_rosout=False,
+            start_parameter_services=False,
+        )
         self.incompatible: dict[str, str] = {}
         """Inputs with a publisher whose QoS does not fit, by name, and what to do about it."""
         self.rejected_sets: Counter[str] = Counter()
@@ -73,6 +96,9 @@ class ObservationInputs:
             self._subscribers[name].registerCallback(self._heard, name)
         self._subscribers[JOINT_STATES].registerCallback(self._on_joint_state)
         self.watchdog.start(self._now_ns())
+        self._closing = threading.Event()
+        self._spinner = threading.Thread(target=self._spin, name="inputs", daemon=True)
+        self._spinner.start()
 
     def observe(self, frame_set: FrameSet) -> Observation:
         """Decode a set's images and find the joint state that goes with them.
@@ -112,10 +138,18 @@ class ObservationInputs:
         self.watchdog.start(self._now_ns())
 
     def destroy(self) -> None:
-        """Destroy the subscriptions. No callback of theirs may be running: call it from their callback group."""
+        """Close the mailbox and the subscriptions; no callback runs any more when it returns."""
+        self._closing.set()
+        self._spinner.join()
+        self._input_node.destroy_node()
         self.mailbox.close()
-        for subscriber in self._subscribers.values():
-            self._node.destroy_subscription(subscriber.sub)
+
+    def _spin(self) -> None:
+        executor = SingleThreadedExecutor(context=self._input_node.context)
+        executor.add_node(self._input_node)
+        while not self._closing.is_set():
+            executor.spin_once(timeout_sec=_CLOSE_PERIOD_S)
+        executor.shutdown()
 
     def counts(self) -> dict[str, Any]:
         """What became of everything received, as plain values."""
@@ -172,7 +206,7 @@ class ObservationInputs:
         sources.append((JOINT_STATES, JointState, self._robot.joint_states_topic, 10))
         return {
             name: Subscriber(
-                self._node,
+                self._input_node,
                 message_type,
                 topic,
                 qos_profile=sensor_qos(depth, reliable=reliable),
@@ -190,7 +224,7 @@ class ObservationInputs:
             f"a publisher on {topic} offers a QoS that this node does not hear (policy {event.last_policy_kind}): "
             "set parameter `reliability` to best_effort, or the publisher to reliable"
         )
-        self._node.get_logger().error(self.incompatible[name])
+        self._logger.error(self.incompatible[name])
 
     def _heard(self, message: Any, source: str) -> None:
         self.watchdog.hear(source, self._now_ns())
@@ -204,7 +238,7 @@ class ObservationInputs:
             )
         except JointStateError as error:
             self.rejected_states["refused"] += 1
-            self._node.get_logger().warning(str(error), throttle_duration_sec=1.0)
+            self._logger.warning(str(error), throttle_duration_sec=1.0)
 
     def _now_ns(self) -> int:
         return int(self._clock.now().nanoseconds)

@@ -47,7 +47,7 @@ from flashrt_ros.nodes.policy_diagnostics import policy_status
 from flashrt_ros.observation.frame import FrameSet
 from flashrt_ros.observation.joint_state import JointStateError
 
-_WATCH_PERIOD_S = 0.02
+_WATCH_PERIOD_S = 0.05
 
 
 class PolicyNode(LifecycleNodeMixin, Node):

@@ -59,7 +59,8 @@ class JointStateBuffer:
         for index, position in wanted:
             if not np.isfinite(position):
                 self._fail(f"position of {self._names[index]} is {position}: expected a number")
-        if self._samples and capture_ns < self._samples[-1].capture_ns:
+        # Parts may come a little out of order; further back the clock has jumped.
+        if self._samples and capture_ns < self._samples[-1].capture_ns - self._max_age_ns:
             self.clear()
         for index, position in wanted:
             self._positions[index] = position

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -40,6 +41,15 @@ DEACTIVATE, CLEANUP = Transition.TRANSITION_DEACTIVATE, Transition.TRANSITION_CL
 _domains = itertools.count(os.getpid())
 
 
+def shared_memory(pid: int) -> set[Path]:
+    """Fast DDS's segments that a process has mapped: 64 MB each, and nobody removes them after a kill."""
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return set()
+    return {Path(path) for path in re.findall(r"/dev/shm/fast\w+", maps)}
+
+
 class Graph:
     """Processes and client of one test."""
 
@@ -48,6 +58,7 @@ class Graph:
         self.domain = 20 + next(_domains) % 180
         self._environment = node_environment() | {"ROS_DOMAIN_ID": str(self.domain)}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._left_behind: set[Path] = set()
         self._changed = threading.Condition()
         os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
         self.context = rclpy.Context()
@@ -87,6 +98,7 @@ class Graph:
     def kill(self, node: str) -> None:
         """Kill a node the hard way."""
         process = self._processes.pop(node)
+        self._left_behind |= shared_memory(process.pid)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
@@ -99,14 +111,23 @@ class Graph:
         return self._processes[node].poll() is None
 
     def close(self) -> None:
-        """End everything."""
+        """End everything in order, by force what does not, and remove the shared memory that force leaves behind."""
         for process in self._processes.values():
             with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGINT)
+        for process in self._processes.values():
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                self._left_behind |= shared_memory(process.pid)
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+                process.wait()
         self._executor.shutdown()
         self._spinner.join(timeout=10)
         rclpy.shutdown(context=self.context)
+        for path in self._left_behind - shared_memory(os.getpid()):
+            path.unlink(missing_ok=True)
+            path.with_name(f"{path.name}_el").unlink(missing_ok=True)
 
     # ------------------------------------------------------------ client
 

@@ -59,7 +59,9 @@ for number in itertools.count():
         while (told := int(victim.stdout.readline())) < 200:
             pass
         victim.kill()
-        rest = [line for line in victim.stdout.read().splitlines(keepends=True) if line.endswith("\n")]
+        rest = [
+            line for line in victim.stdout.read().splitlines(keepends=True) if line.endswith("\n")
+        ]
         told = int(rest[-1]) if rest else told
     records = list(read_records(path))
     assert records[-1]["stamp_ns"] >= told

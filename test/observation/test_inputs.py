@@ -62,6 +62,14 @@ def test_states_in_parts_are_put_together():
     assert buffer.nearest(T0 + 5 * MS).positions.tolist() == [1.0, 0.5]
 
 
+def test_parts_a_little_out_of_order_are_no_clock_jump():
+    buffer = JointStateBuffer(["arm", "gripper"], 100 * MS)
+    for k in range(20):
+        buffer.add(["arm"], [float(k)], T0 + 10 * k * MS, T0)
+        buffer.add(["gripper"], [0.5], T0 + (10 * k - 5) * MS, T0)
+    assert buffer.nearest(T0 + 50 * MS).positions.tolist() == [5.0, 0.5]
+
+
 def test_nearest_in_time_is_taken():
     buffer = JointStateBuffer(["a"], 100 * MS)
     for k in range(300):
