@@ -135,7 +135,13 @@ def test_ages_and_statistics_agree_with_their_sources(graph):
     ages = graph.collect(ActionAge, "/age_logger/action_age")
     statistics = graph.collect(AgeStatistics, "/age_logger/statistics")
     start_all(graph)
-    graph.wait_for(lambda: len(ages) > 100 and len(statistics) > 5, "ages and statistics")
+
+    def comparable():
+        ids = {chunk.chunk_id for chunk in chunks}
+        told = {(a.chunk_id, a.action_index) for a in applied}
+        return sum(a.chunk_id in ids and (a.chunk_id, a.action_index) in told for a in ages)
+
+    graph.wait_for(lambda: comparable() > 60 and len(statistics) > 5, "ages and statistics")
     by_id = {chunk.chunk_id: chunk for chunk in chunks}
     reports = {(a.chunk_id, a.action_index): a for a in applied}
     compared = 0
