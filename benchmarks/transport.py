@@ -228,7 +228,7 @@ def main() -> int:
         default=[MIDDLEWARE_DEFAULT, str(config_path("fastdds.xml"))],
         help=f"Fast DDS profile files to compare; {MIDDLEWARE_DEFAULT}: none",
     )
-    parser.add_argument("--executors", nargs="+", default=["multi"], choices=["multi", "single"])
+    parser.add_argument("--executors", nargs="+", default=["single"], choices=["multi", "single"])
     parser.add_argument(
         "--processes",
         nargs="+",
