@@ -38,17 +38,34 @@ def embed_prompt(w: LanguageWeights, tokens: Tensor) -> Tensor:
     return F.embedding(tokens, w.embedding) * math.sqrt(w.embedding.shape[1])
 
 
-def encode_prefix(w: LanguageWeights, config: ModelConfig, x: Tensor) -> PrefixCache:
+def project_first(
+    w: LanguageWeights, config: ModelConfig, x: Tensor, positions: Tensor
+) -> Tensor:
+    """Layer 0's queries, key and value of embeddings [n, D] at positions [n] → [n, heads + 2, d].
+
+    A token's depend on itself and its position alone, so those of a constant text can be kept.
+    """
+    h = rms_norm(x, w.norm1[0])
+    q, k, v = project_qkv(h, w.qkv[0], config, rotary_table(config.head_dim, positions))
+    return torch.cat((q, k[:, None], v[:, None]), dim=1)
+
+
+def encode_prefix(
+    w: LanguageWeights, config: ModelConfig, x: Tensor, first: Tensor | None = None
+) -> PrefixCache:
     """Prefix embeddings [P, D], views first and then the prompt, → keys and values.
 
     Attention is bidirectional. The last layer ends at its keys and values: nothing reads the
     rest of it. Norms and rotations are computed in float32, the rest in the weights' precision.
+    `first`: layer 0's projections of all of x where they are known, see `project_first`.
     """
     rotation = rotary_table(config.head_dim, torch.arange(len(x), device=x.device))
     keys, values = [], []
     for i in range(config.depth):
-        h = rms_norm(x, w.norm1[i])
-        q, k, v = project_qkv(h, w.qkv[i], config, rotation)
+        if i == 0 and first is not None:
+            q, k, v = first[:, :-2], first[:, -2], first[:, -1]
+        else:
+            q, k, v = project_qkv(rms_norm(x, w.norm1[i]), w.qkv[i], config, rotation)
         keys.append(k)
         values.append(v)
         if i == config.depth - 1:
