@@ -41,7 +41,7 @@ setup(
     ],
     extras_require={
         "bags": ["rosbags>=0.10"],
-        "kernels": ["triton>=3.1; platform_system == 'Linux'"],
+        "kernels": ["triton>=3.4; platform_system == 'Linux'"],
         "plots": ["matplotlib>=3.5"],
         "sim": ["mujoco>=3.1"],
         "test": ["hypothesis>=6.100", "pytest>=8"],
