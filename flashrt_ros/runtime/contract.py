@@ -157,6 +157,11 @@ class Buffers:
         """Declared buffers of one rate."""
         return [b for b in self._declared.values() if b.rate is rate]
 
+    def region(self, rate: Rate) -> Tensor:
+        """uint8 view of all buffers of one rate, padding included."""
+        start, end = self._ranges[rate]
+        return self._all()[start:end]
+
     @property
     def retained(self) -> Tensor:
         """uint8 view of everything of the rates in `RETAINED`: one contiguous range."""
