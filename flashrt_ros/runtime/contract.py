@@ -191,6 +191,7 @@ class Buffers:
     def restore_versions(self, versions: Mapping[str, int]) -> None:
         """Set versions back together with the content that they stand for; later ones are new all the same."""
         self._versions.update(versions)
+        self._clock = count(max(next(self._clock), *versions.values()) + 1)
 
     def _new_name(self, name: str) -> None:
         if name in self._versions:

@@ -9,8 +9,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain, combinations
 
 import numpy as np
@@ -23,8 +25,9 @@ from flashrt_ros.models.errors import ProcessingError
 from flashrt_ros.models.flow import uniform_times
 from flashrt_ros.models.images import PrepareImage
 from flashrt_ros.models.policy import FlowPolicy
-from flashrt_ros.models.weights import Weights
+from flashrt_ros.models.weights import Weights, named_tensors
 from flashrt_ros.runtime.contract import Buffers, Contract, Rate, Stage
+from flashrt_ros.runtime.digest import weights_digest
 from flashrt_ros.runtime.instructions import KeptInstructions
 from flashrt_ros.runtime.launcher import Launcher, ShapeError, Unbuilt
 from flashrt_ros.runtime.operators import (
@@ -150,6 +153,20 @@ class FlowEngine:
     def session(self) -> Session:
         """What is remembered on the host."""
         return self._session
+
+    def restore_session(self, session: Session) -> None:
+        """Remember what belongs to buffers that were put back, see `capsule`."""
+        self._session = session
+
+    @cached_property
+    def identity(self) -> tuple[str, str, str]:
+        """Hash of all weights, sizes and processing as JSON; computed when it is first asked for."""
+        policy = self._policy
+        return (
+            weights_digest(named_tensors(policy.weights)),
+            json.dumps(policy.config.to_json(), sort_keys=True),
+            json.dumps(policy.processor.to_json(), sort_keys=True),
+        )
 
     @property
     def chunk(self) -> Tensor | None:
