@@ -221,15 +221,20 @@ class FlowEngine:
             self._buffers, self._settings.kept_instructions, limits.prompt_tokens
         )
 
+    @torch.no_grad()
     def build(self) -> None:
         """Build the plans of every shape in the settings; nothing is remembered afterwards.
 
-        On a CPU, and with operators that are not captured, there is nothing to build.
+        On a CPU there is nothing to build; operators on a GPU that are not captured are warmed up.
         """
         times = [self._launcher.flow_times(*flow) for flow in self._settings.flows]
-        if self._plan.captures:
+        if self._policy.device.type == "cuda":
             self._fill_for_capture()
-            self._launcher.build(self._present(), times)
+            present = self._present()
+            if self._plan.captures:
+                self._launcher.build(present, times)
+            else:
+                self._launcher.warm_up(present[-1], Shape(len(present[-1]), bucket_of(1)), times[0])
         self.forget()
 
     def choose(self, site: str, candidate: str) -> None:
@@ -342,6 +347,7 @@ class FlowEngine:
         self._settings = self._checked(replace(self._settings, cameras={**cameras, **other}))
         self._allocate()
         self.build()
+        self._progress("")
 
     def _place(self, cameras: tuple[int, ...]) -> None:
         """Give each of the cameras that are present its slot."""

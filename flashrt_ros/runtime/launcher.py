@@ -29,7 +29,7 @@ class Launcher:
         operators: with their buffers bound.
         plan: what executes.
         unbuilt: see `Unbuilt`.
-        progress: told of each graph before it is captured.
+        progress: told of each graph before it is captured, and of "" when one that a call waited for is done.
     """
 
     def __init__(
@@ -55,6 +55,17 @@ class Launcher:
             if not self._plan.built((self._choices, key)):
                 self._progress(f"capturing graph {number} of {len(launches)}: {key[0]}")
                 self._plan.build((self._choices, key), body)
+        self._plan.wait()
+
+    def warm_up(self, cameras: tuple[int, ...], shape: Shape, times: FlowTimes) -> None:
+        """Launch every stage once on whatever the buffers hold: libraries load and pick their algorithms now."""
+        self.see(cameras, 0)
+        self.read_prompt(shape, "fixed")
+        self.read_prompt(shape, "moving")
+        self.encode(shape)
+        if self._policy.config.family == "pi0":
+            self.append_state(shape)
+        self.denoise(shape, times)
         self._plan.wait()
 
     def choose(self, site: str, candidate: str) -> None:
@@ -139,4 +150,5 @@ class Launcher:
                 raise ShapeError(f"{key}: this shape was not built, and `unbuilt` is refuse")
             self._progress(f"capturing a graph for a new shape: {key}")
             self._plan.build(full, body)
+            self._progress("")
         self._plan.launch(full, body)

@@ -292,20 +292,14 @@ def load_verdicts(path: Path, fingerprint: Mapping[str, Any]) -> Verdicts:
     return Verdicts(found, bound, verdicts)
 
 
-def apply(verdicts: Verdicts, trial: Trial) -> None:
-    """Choose what was adopted.
-
-    Raises:
-        SelectionError: a site or a candidate is no longer there, or a new one is; nothing was chosen then.
-    """
+def check(verdicts: Verdicts, sites: Sequence[Site]) -> None:
+    """Raise SelectionError unless every candidate of these sites has its verdict, and no other."""
     judged = {(v.site, v.candidate) for v in verdicts.verdicts}
-    offered = {(site.name, name) for site in trial.sites() for name in site.candidates}
+    offered = {(site.name, name) for site in sites for name in site.candidates}
     if judged != offered:
         raise SelectionError(
             f"verdicts: without one for {sorted(offered - judged)}, for nothing {sorted(judged - offered)}"
         )
-    for site, candidate in verdicts.choices().items():
-        trial.choose(site, candidate)
 
 
 def table(verdicts: Verdicts) -> str:

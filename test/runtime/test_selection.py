@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from flashrt_ros.runtime.build import RuntimeSetupError, build_engine, operators_for
 from flashrt_ros.runtime.engine import EngineSettings, FlowEngine
 from flashrt_ros.runtime.selection import (
     SelectionError,
-    apply,
+    check,
     load_verdicts,
     relative_l2,
     save_verdicts,
@@ -124,16 +125,53 @@ def test_verdicts_are_kept_while_their_fingerprint_holds(selected, tmp_path, mon
         load_verdicts(path, fingerprint)
 
 
-def test_verdicts_apply_to_the_same_candidates_only(selected):
-    _, verdicts, _ = selected
-    engine, trial = trial_of(policy_of("openpi_pi05"))
-    apply(verdicts, trial)
-    assert engine.operators.choices()["head"] == "leaner"
-    engine, trial = trial_of(policy_of("openpi_pi05"))
+def test_verdicts_hold_for_the_same_candidates_only(selected):
+    engine, verdicts, _ = selected
+    check(verdicts, engine.operators.sites())
     fewer = dataclasses.replace(verdicts, verdicts=verdicts.verdicts[1:])
     with pytest.raises(SelectionError, match=r"without one for \[\('head', 'reference'\)\]"):
-        apply(fewer, trial)
-    assert engine.operators.choices()["head"] == "reference"
+        check(fewer, engine.operators.sites())
+    with pytest.raises(SelectionError, match=r"for nothing \[\('tail', 'reference'\)"):
+        check(verdicts, engine.operators.sites()[:1])
+
+
+def test_an_engine_is_built_with_the_verdicts_that_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def build(policy, **options):
+        told = []
+        engine = build_engine(
+            policy,
+            dataclasses.replace(SETTINGS, flows=((1, 1.0),)),
+            make_operators=PlantedOperators,
+            timer=operations,
+            progress=told.append,
+            **options,
+        )
+        return engine.operators.choices(), told
+
+    reference = {"head": "reference", "tail": "reference"}
+    chosen = {"head": "leaner", "tail": "reference"}
+    policy = policy_of("openpi_pi05")
+    choices, told = build(policy)
+    assert choices == reference
+    assert any("no verdicts for this machine" in line for line in told)
+    choices, told = build(policy, selection="now")
+    assert choices == chosen
+    assert any(line.startswith("selecting: head: leaner") for line in told)
+    for selection in ("verdicts", "now"):
+        choices, told = build(policy, selection=selection)
+        assert choices == chosen
+        assert told == []
+    assert build(policy, selection="off")[0] == reference
+    assert build(policy_of("openpi_pi05", "bfloat16"))[0] == reference
+
+
+def test_fused_kernels_are_refused_where_there_is_no_gpu():
+    cpu = torch.device("cpu")
+    assert operators_for("auto", cpu) == operators_for("reference", cpu)
+    with pytest.raises(RuntimeSetupError, match="need a CUDA device, found 'cpu'"):
+        operators_for("fused", cpu)
 
 
 def test_the_fingerprint_tells_networks_and_shapes_apart():
