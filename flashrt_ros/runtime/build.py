@@ -63,6 +63,7 @@ def build_engine(
     make_operators: MakeOperators = ReferenceOperators,
     selection: Selection = "verdicts",
     timer: Timer = wall_clock,
+    pairs: int = selections.DEFAULT_PAIRS,
     progress: Callable[[str], None] = lambda text: None,
 ) -> FlowEngine:
     """Make an engine, choose its candidates and build its plans.
@@ -72,7 +73,7 @@ def build_engine(
         settings: what to build for.
         make_operators: see `operators_for`.
         selection: where candidates come from.
-        timer: for a selection.
+        timer, pairs: for a selection, see `select_candidates`.
         progress: told of each step that takes a while.
 
     Raises:
@@ -82,7 +83,7 @@ def build_engine(
     if engine.operators.sites() and selection != "off":
         verdicts = _kept_verdicts(engine, progress)
         if verdicts is None and selection == "now":
-            verdicts = select_candidates(engine, timer=timer, progress=progress)
+            verdicts = select_candidates(engine, timer=timer, pairs=pairs, progress=progress)
             selections.save_verdicts(selections.verdicts_path(verdicts.fingerprint), verdicts)
         for site, candidate in (verdicts.choices() if verdicts else {}).items():
             engine.choose(site, candidate)
@@ -98,6 +99,12 @@ def select_candidates(
     progress: Callable[[str], None] = lambda text: None,
 ) -> Verdicts:
     """Judge every candidate of an engine's operators on whole calls; the engine is left with what was adopted.
+
+    Args:
+        engine: with the candidates.
+        timer: what a call costs.
+        pairs: timed pairs of calls for each candidate.
+        progress: told of each candidate.
 
     Raises:
         SelectionError: the reference itself is beyond its bound.

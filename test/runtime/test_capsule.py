@@ -10,8 +10,8 @@ from flashrt_ros.runtime.digest import weights_digest
 from flashrt_ros.runtime.engine import EngineSettings, FlowEngine
 
 from ..models.golden import recorded
+from .engines import INSTRUCTIONS, engine_of, pictures, policy_of
 from .planted import PlantedOperators
-from .test_engine import INSTRUCTIONS, engine_of, pictures, policy_of
 
 NAMES = ["openpi_pi05", "openpi_pi0"]
 

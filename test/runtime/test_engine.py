@@ -7,46 +7,15 @@ import pytest
 import torch
 
 from flashrt_ros.models.errors import ProcessingError
-from flashrt_ros.models.policy import FlowPolicy, load_policy
+from flashrt_ros.models.policy import FlowPolicy
 from flashrt_ros.models.weights import build_weights, tensor_specs
 from flashrt_ros.runtime.engine import EngineSettings, FlowEngine
 from flashrt_ros.runtime.launcher import ShapeError
+from flashrt_ros.runtime.operators import ReferenceOperators
 
 from ..models.golden import RUNS, recorded
-
-LOADED = {}
-NOISE = torch.randn(10, 32, generator=torch.Generator().manual_seed(5))
-INSTRUCTIONS = ("pick up the cup", "put the cup on the shelf and then close the door")
-
-
-def policy_of(name, precision="float32"):
-    if (name, precision) not in LOADED:
-        run = recorded(name)
-        LOADED[name, precision] = load_policy(run.folder, options=run.options, precision=precision)
-    return LOADED[name, precision]
-
-
-def engine_of(name, *, precision="float32", **settings):
-    policy, images = policy_of(name, precision), recorded(name).images
-    settings.setdefault("cameras", {camera: i.shape[:2] for camera, i in images.items()})
-    engine = FlowEngine(policy, EngineSettings(**settings))
-    engine.build()
-    return engine
-
-
-def pictures(name, seed=0):
-    generator = np.random.default_rng(seed)
-    return {
-        camera: generator.integers(0, 256, image.shape, np.uint8)
-        for camera, image in recorded(name).images.items()
-    }
-
-
-def ran(engine, call):
-    """Stages that a call ran, with how often each."""
-    before = engine.contract.ran.copy()
-    call()
-    return dict(engine.contract.ran - before)
+from .engines import INSTRUCTIONS, NOISE, engine_of, pictures, policy_of, ran, walk_beside
+from .padded import PaddedOperators
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -65,36 +34,23 @@ def test_actions_are_the_policys(name, precision):
 
 @pytest.mark.parametrize("name", ["openpi_pi05", "openpi_pi0"])
 def test_every_reuse_gives_the_bits_of_recomputation(name):
-    """A long walk through changes of everything, beside an engine that forgets before each call."""
-    lazy, eager = engine_of(name, kept_instructions=2), engine_of(name)
-    random = np.random.default_rng(3)
-    images, state = pictures(name), recorded(name).state.copy()
-    cameras, texts = list(images), [*INSTRUCTIONS, "wait"]
-    instruction, present = texts[0], cameras
-    for call in range(30):
-        change = call % 5
-        if change == 0:
-            instruction = texts[random.integers(3)]
-        if change == 1:
-            camera = cameras[random.integers(2)]
-            images[camera] = images[camera].copy()
-            images[camera][0, -1, 0] ^= 1
-        if change == 2:
-            state = state + random.normal(size=state.shape).astype(np.float32)
-        if change == 3:
-            present = [cameras, cameras[:1], cameras[1:]][random.integers(3)]
-        if change == 4:
-            lazy.see(cameras[0], images[cameras[0]])
-        seen = {camera: images[camera] for camera in present}
-        eager.forget()
-        steps = int(random.integers(1, 4))
-        found, expected = (
-            engine.infer(seen, state, instruction, noise=NOISE, steps=steps)
-            for engine in (lazy, eager)
-        )
-        assert (found == expected).all(), f"call {call}"
-    for stage in ("see.0", "read_fixed", "encode"):
-        assert lazy.contract.ran[stage] < eager.contract.ran[stage] == 30
+    walk_beside(name, engine_of(name, kept_instructions=2), engine_of(name))
+
+
+@pytest.mark.parametrize("name", ["openpi_pi05", "openpi_pi0"])
+def test_operators_that_know_lengths_on_the_device_only_agree(name):
+    """What a captured implementation must do, computed on a CPU: padded rows change nothing."""
+    run, size = recorded(name), policy_of(name).config.image_size
+    cameras = dict.fromkeys(run.images, (size, size))
+    lazy, eager, plain = (
+        engine_of(name, cameras=cameras, make_operators=make, kept_instructions=2)
+        for make in (PaddedOperators, PaddedOperators, ReferenceOperators)
+    )
+    arguments = (pictures(name, shape=(size, size)), run.state, run.instruction)
+    found, expected = (engine.infer(*arguments, noise=NOISE) for engine in (lazy, plain))
+    np.testing.assert_allclose(found, expected, rtol=0.0, atol=1e-5)
+    lazy.contract.ran.clear()
+    walk_beside(name, lazy, eager, calls=10, shape=(size, size))
 
 
 @pytest.mark.parametrize(

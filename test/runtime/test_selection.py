@@ -27,8 +27,8 @@ from flashrt_ros.runtime.trial import (
     selection_fingerprint,
 )
 
+from .engines import policy_of
 from .planted import PlantedOperators, operations
-from .test_engine import policy_of
 
 CAMERAS = {"base_0_rgb": (48, 64), "left_wrist_0_rgb": (56, 56)}
 SETTINGS = EngineSettings(cameras=CAMERAS)
@@ -145,6 +145,7 @@ def test_an_engine_is_built_with_the_verdicts_that_are_kept(tmp_path, monkeypatc
             dataclasses.replace(SETTINGS, flows=((1, 1.0),)),
             make_operators=PlantedOperators,
             timer=operations,
+            pairs=2,
             progress=told.append,
             **options,
         )
