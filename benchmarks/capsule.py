@@ -27,7 +27,8 @@ from common import (
 
 from flashrt_ros.runtime.build import build_engine, operators_for
 from flashrt_ros.runtime.capsule import restore, snapshot
-from flashrt_ros.runtime.engine import EngineSettings, FlowEngine
+from flashrt_ros.runtime.engine import FlowEngine
+from flashrt_ros.runtime.settings import EngineSettings
 from flashrt_ros.runtime.trial import make_samples
 
 

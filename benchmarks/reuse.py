@@ -29,7 +29,8 @@ from common import (
 )
 
 from flashrt_ros.runtime.build import build_engine, operators_for
-from flashrt_ros.runtime.engine import EngineSettings, FlowEngine
+from flashrt_ros.runtime.engine import FlowEngine
+from flashrt_ros.runtime.settings import EngineSettings
 
 WARM_UP_CALLS = 3
 

@@ -18,8 +18,9 @@ from flashrt_ros.observation.frame import Observation, Role
 
 if TYPE_CHECKING:  # torch is imported by those who run a checkpoint only
     from flashrt_ros.runtime.build import Runtime, Selection
-    from flashrt_ros.runtime.engine import EngineSettings, FlowEngine
+    from flashrt_ros.runtime.engine import FlowEngine
     from flashrt_ros.runtime.launcher import Unbuilt
+    from flashrt_ros.runtime.settings import EngineSettings
 
 EXPERT = "expert"
 """Name of the scripted expert, in place of a checkpoint's path."""
@@ -174,7 +175,7 @@ class CheckpointPolicy:
 
 def _engine_settings(settings: PolicySettings, robot: Robot, image_size: int) -> EngineSettings:
     """What the robot's cameras and the settings need; a camera of unknown size is taken for the network's."""
-    from flashrt_ros.runtime.engine import EngineSettings
+    from flashrt_ros.runtime.settings import EngineSettings
 
     return EngineSettings(
         cameras={

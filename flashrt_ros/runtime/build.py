@@ -10,9 +10,10 @@ import torch
 
 from flashrt_ros.models.policy import FlowPolicy
 from flashrt_ros.runtime import selection as selections
-from flashrt_ros.runtime.engine import EngineSettings, FlowEngine, MakeOperators
+from flashrt_ros.runtime.engine import FlowEngine, MakeOperators
 from flashrt_ros.runtime.operators import ReferenceOperators
 from flashrt_ros.runtime.selection import SelectionError, Timer, Verdicts, wall_clock
+from flashrt_ros.runtime.settings import EngineSettings
 from flashrt_ros.runtime.trial import (
     EngineTrial,
     expected_chunks,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from flashrt_ros.runtime.engine import FlowEngine, Session
+from flashrt_ros.runtime.engine import FlowEngine, HostState
 
 
 class CapsuleError(ValueError):
@@ -54,7 +54,7 @@ class Capsule:
     versions: dict[str, int]
     seen: dict[str, tuple[int, ...]]
     """Versions that each stage last read."""
-    session: Session
+    host: HostState
     generator: Tensor
     """State of the engine's generator."""
     ran: Counter[str]
@@ -98,7 +98,7 @@ def snapshot(engine: FlowEngine) -> Capsule:
         host_memory=kept,
         versions=engine.buffers.versions(),
         seen=engine.contract.memory(),
-        session=engine.session,
+        host=engine.host,
         generator=engine.generator.get_state(),
         ran=engine.contract.ran.copy(),
         reused=engine.contract.reused.copy(),
@@ -123,7 +123,7 @@ def restore(engine: FlowEngine, capsule: Capsule) -> None:
     engine.contract.ran = capsule.ran.copy()
     engine.contract.reused = capsule.reused.copy()
     engine.generator.set_state(capsule.generator)
-    engine.restore_session(capsule.session)
+    engine.restore_host(capsule.host)
     engine.plan.wait()
 
 

@@ -26,10 +26,10 @@ from flashrt_ros.models.flow import uniform_times
 from flashrt_ros.models.images import PrepareImage
 from flashrt_ros.models.policy import FlowPolicy
 from flashrt_ros.models.weights import Weights, named_tensors
-from flashrt_ros.runtime.contract import Buffers, Contract, Rate, Stage
+from flashrt_ros.runtime.contract import Buffers, Contract
 from flashrt_ros.runtime.digest import weights_digest
 from flashrt_ros.runtime.instructions import KeptInstructions
-from flashrt_ros.runtime.launcher import Launcher, ShapeError, Unbuilt
+from flashrt_ros.runtime.launcher import Launcher, ShapeError
 from flashrt_ros.runtime.operators import (
     Limits,
     Operators,
@@ -42,30 +42,14 @@ from flashrt_ros.runtime.operators import (
 )
 from flashrt_ros.runtime.pictures import checked_image, same_pixels
 from flashrt_ros.runtime.plan import Plan
+from flashrt_ros.runtime.settings import EngineSettings, checked_settings
+from flashrt_ros.runtime.stages import marks, stages
 
 MakeOperators = Callable[[Weights, ModelConfig, Limits, PrepareImage], Operators]
 
 
 @dataclass(frozen=True)
-class EngineSettings:
-    """What an engine is built for."""
-
-    cameras: Mapping[str, tuple[int, int]]
-    """Height and width [pixels] of each camera's pictures, by name."""
-    optional: frozenset[str] = frozenset()
-    """Cameras that may be absent: a plan is built without them, too."""
-    flows: tuple[tuple[int, float], ...] = ((10, 1.0),)
-    """Denoising steps and start time of each kind of call."""
-    kept_instructions: int = 8
-    """Instructions that can be switched back to without reading them again."""
-    unbuilt: Unbuilt = "build"
-    """What happens to a call of another shape: it waits until that is built, or it is refused."""
-    seed: int = 0
-    """Of the noise, where a call brings neither noise nor generator."""
-
-
-@dataclass(frozen=True)
-class Session:
+class HostState:
     """What an engine remembers on the host of what its buffers hold."""
 
     slots: tuple[int, ...] = ()
@@ -112,7 +96,7 @@ class FlowEngine:
         self._config = policy.config
         self._make_operators = make_operators
         self._progress = progress
-        self._settings = self._checked(settings)
+        self._settings = checked_settings(settings, policy.processor)
         self.generator = torch.Generator().manual_seed(settings.seed)
         """What noise is drawn from where a call brings none."""
         self._allocate()
@@ -150,13 +134,13 @@ class FlowEngine:
         return self._plan
 
     @property
-    def session(self) -> Session:
+    def host(self) -> HostState:
         """What is remembered on the host."""
-        return self._session
+        return self._host
 
-    def restore_session(self, session: Session) -> None:
+    def restore_host(self, host: HostState) -> None:
         """Remember what belongs to buffers that were put back, see `capsule`."""
-        self._session = session
+        self._host = host
 
     @cached_property
     def identity(self) -> tuple[str, str, str]:
@@ -171,36 +155,15 @@ class FlowEngine:
     @property
     def chunk(self) -> Tensor | None:
         """Normalised actions of the last call, float32 [H, A] of the network, on the CPU; None before the first."""
-        return self._session.chunk
+        return self._host.chunk
 
     # ------------------------------------------------------------ building
-
-    def _checked(self, settings: EngineSettings) -> EngineSettings:
-        """The settings with cameras by the policy's names, in its order."""
-        names = self._policy.processor.cameras
-        index = self._policy.processor.view_index
-        sizes = {names[index(name)]: size for name, size in settings.cameras.items()}
-        optional = frozenset(names[index(name)] for name in settings.optional)
-        if not sizes or not optional <= set(sizes) or not settings.flows:
-            raise ValueError(
-                f"cameras: expected at least one, with every optional one among them, found "
-                f"{sorted(sizes)} and {sorted(optional)}; flows: at least one, found {settings.flows}"
-            )
-        for name, (height, width) in sizes.items():
-            if min(height, width) < 1:
-                raise ValueError(f"camera {name!r}: expected pixels, found {height}×{width}")
-        if settings.kept_instructions < 1:
-            raise ValueError(
-                f"kept_instructions: expected at least 1, found {settings.kept_instructions}"
-            )
-        cameras = {name: sizes[name] for name in names if name in sizes}
-        return replace(settings, cameras=cameras, optional=optional)
 
     def _allocate(self) -> None:
         policy, config, cameras = self._policy, self._config, self._settings.cameras
         limits = Limits(tuple(cameras.values()), buckets(config.max_prompt_tokens)[-1])
         self._camera_names = list(cameras)
-        self._session = Session()
+        self._host = HostState()
         self._operators = self._make_operators(
             policy.weights, config, limits, policy.processor.image
         )
@@ -208,11 +171,11 @@ class FlowEngine:
         declare_buffers(self._buffers, config, limits, policy.weights.dtype)
         self._operators.declare(self._buffers)
         views = len(cameras)
-        for mark in _marks(views):
+        for mark in marks(views):
             self._buffers.mark(mark)
         self._buffers.allocate(policy.device)
         self._operators.bind(self._buffers)
-        self._contract = Contract(self._buffers, _stages(config, views))
+        self._contract = Contract(self._buffers, stages(config, views))
         self._plan = Plan(self._buffers, policy.device, capture=self._operators.capturable)
         self._launcher = Launcher(
             policy, self._operators, self._plan, self._settings.unbuilt, self._progress
@@ -249,7 +212,7 @@ class FlowEngine:
     def forget(self) -> None:
         """Recompute everything in the next call. Counters and generator stay."""
         self._contract.forget()
-        self._session = Session()
+        self._host = HostState()
         self._kept.clear()
 
     def _present(self) -> list[tuple[int, ...]]:
@@ -288,10 +251,10 @@ class FlowEngine:
         image = checked_image(name, image)
         self._fit({name: image})
         index = self._camera_names.index(name)
-        if index not in self._session.slots:
+        if index not in self._host.slots:
             self._place(tuple(range(len(self._camera_names))))
         self._stage_pixels(index, image)
-        slot = self._session.slots.index(index)
+        slot = self._host.slots.index(index)
         if not self._contract.due(f"see.{slot}"):
             return False
         self._see(slot, slot + 1)
@@ -344,14 +307,15 @@ class FlowEngine:
                 "(height, width), and `unbuilt` is refuse"
             )
         self._progress(f"building for pictures of {other} (height, width)")
-        self._settings = self._checked(replace(self._settings, cameras={**cameras, **other}))
+        grown = replace(self._settings, cameras={**cameras, **other})
+        self._settings = checked_settings(grown, self._policy.processor)
         self._allocate()
         self.build()
         self._progress("")
 
     def _place(self, cameras: tuple[int, ...]) -> None:
         """Give each of the cameras that are present its slot."""
-        before = self._session.slots
+        before = self._host.slots
         if cameras == before:
             return
         for slot, camera in enumerate(cameras):
@@ -359,32 +323,32 @@ class FlowEngine:
                 self._buffers.touch(f"slot.{slot}")
         if len(cameras) != len(before):
             self._buffers.touch("views")
-        self._session = replace(self._session, slots=cameras)
+        self._host = replace(self._host, slots=cameras)
 
     def _stage_pixels(self, camera: int, image: NDArray[np.uint8]) -> None:
         name = f"pixels.{camera}"
-        if camera in self._session.staged and same_pixels(self._buffers.host(name), image):
+        if camera in self._host.staged and same_pixels(self._buffers.host(name), image):
             return
         self._plan.host(name).numpy()[...] = image
         self._plan.upload(name)
-        self._buffers.touch(f"slot.{self._session.slots.index(camera)}")
-        self._session = replace(self._session, staged=self._session.staged | {camera})
+        self._buffers.touch(f"slot.{self._host.slots.index(camera)}")
+        self._host = replace(self._host, staged=self._host.staged | {camera})
 
     def _stage_state(self, state: Tensor | None) -> None:
         if state is None:
             return
-        if self._session.has_state and torch.equal(self._buffers.host("state"), state):
+        if self._host.has_state and torch.equal(self._buffers.host("state"), state):
             return
         self._plan.host("state").copy_(state)
         self._plan.upload("state")
         self._buffers.touch("state")
-        self._session = replace(self._session, has_state=True)
+        self._host = replace(self._host, has_state=True)
 
     def _stage_prompt(self, ids: list[int], fixed: int) -> None:
-        session = self._session
+        host = self._host
         texts = tuple(ids[:fixed]), tuple(ids[fixed:])
-        new = not session.has_prompt or session.fixed != texts[0]
-        if not new and session.moving == texts[1]:
+        new = not host.has_prompt or host.fixed != texts[0]
+        if not new and host.moving == texts[1]:
             return
         tokens, length, fixed_length = prompt_views(self._plan.host("prompt"))
         tokens.zero_()
@@ -395,17 +359,17 @@ class FlowEngine:
         self._buffers.touch("tokens.moving")
         if new:
             self._buffers.touch("tokens.fixed")
-        self._session = replace(session, fixed=texts[0], moving=texts[1], has_prompt=True)
+        self._host = replace(host, fixed=texts[0], moving=texts[1], has_prompt=True)
 
     # ------------------------------------------------------------ stages
 
     def _encode(self) -> None:
-        session, contract, launcher = self._session, self._contract, self._launcher
+        host, contract, launcher = self._host, self._contract, self._launcher
         for first, end in self._due_views():
             self._see(first, end)
-        shape = Shape(len(session.slots), bucket_of(session.length))
+        shape = Shape(len(host.slots), bucket_of(host.length))
         self._read_fixed(shape)
-        if session.moving:
+        if host.moving:
             contract.update("read_moving", lambda: launcher.read_prompt(shape, "moving"))
         elif contract.due("read_moving"):
             contract.adopt("read_moving")
@@ -416,7 +380,7 @@ class FlowEngine:
     def _due_views(self) -> list[tuple[int, int]]:
         """Runs of neighbouring slots whose vision is due, as first and end; counts the others as reused."""
         runs: list[tuple[int, int]] = []
-        for slot in range(len(self._session.slots)):
+        for slot in range(len(self._host.slots)):
             if not self._contract.due(f"see.{slot}"):
                 self._contract.reuse(f"see.{slot}")
             elif runs and runs[-1][1] == slot:
@@ -426,7 +390,7 @@ class FlowEngine:
         return runs
 
     def _see(self, first: int, end: int) -> None:
-        cameras = self._session.slots[first:end]
+        cameras = self._host.slots[first:end]
         self._contract.run(
             [f"see.{slot}" for slot in range(first, end)],
             lambda: self._launcher.see(cameras, first),
@@ -434,11 +398,11 @@ class FlowEngine:
 
     def _read_fixed(self, shape: Shape) -> None:
         """Read the instruction, or take it from those that were kept."""
-        key = (shape.views, self._session.fixed)
+        key = (shape.views, self._host.fixed)
         start = shape.views * self._config.view_tokens
         if not self._contract.due("read_fixed"):
             self._contract.reuse("read_fixed")
-        elif not self._session.fixed:
+        elif not self._host.fixed:
             self._contract.adopt("read_fixed")
         elif key in self._kept:
             with self._plan.stream():
@@ -467,8 +431,8 @@ class FlowEngine:
         Raises:
             ValueError: nothing was observed, or an argument does not fit.
         """
-        session = self._session
-        if not session.slots or not session.has_prompt or self._contract.due("encode"):
+        host = self._host
+        if not host.slots or not host.has_prompt or self._contract.due("encode"):
             raise ValueError("denoise: nothing was observed since the engine was built or forgot")
         times = self._launcher.flow_times(steps, start_time)
         if noise is None and generator is None:
@@ -479,10 +443,10 @@ class FlowEngine:
         self._plan.host("x0").copy_(x)
         self._plan.upload("x0")
         self._buffers.touch("x0")
-        shape = Shape(len(session.slots), bucket_of(session.length))
+        shape = Shape(len(host.slots), bucket_of(host.length))
         self._contract.update("denoise", lambda: self._launcher.denoise(shape, times))
         chunk = self._plan.download("actions").clone()
-        self._session = replace(session, chunk=chunk)
+        self._host = replace(host, chunk=chunk)
         return chunk
 
     def infer(
@@ -523,30 +487,3 @@ class FlowEngine:
             noise=noise, steps=steps, start_time=start_time, initial=initial, generator=generator
         )
         return self._policy.processor.finish(chunk, state).astype(np.float32, copy=False)
-
-
-def _marks(views: int) -> list[str]:
-    """What has a version beside the buffers: parts of `rows`, `prompt`, `keys`, and the layout of the prefix."""
-    slots = [f"{kind}.{slot}" for slot in range(views) for kind in ("slot", "rows.view")]
-    return [*slots, "views", "tokens.fixed", "tokens.moving", "rows.fixed", "rows.moving",
-            "prefix", "state_token"]  # fmt: skip
-
-
-def _stages(config: ModelConfig, views: int) -> list[Stage]:
-    view_rows = tuple(f"rows.view.{slot}" for slot in range(views))
-    rows = (*view_rows, "rows.fixed", "rows.moving", "views")
-    see = [
-        Stage(f"see.{slot}", Rate.OBSERVATION, (f"slot.{slot}",), (f"rows.view.{slot}",))
-        for slot in range(views)
-    ]
-    fixed, moving = ("tokens.fixed", "views"), ("tokens.moving", "views")
-    pi0 = config.family == "pi0"
-    state = Stage("append_state", Rate.OBSERVATION, ("prefix", "state"), ("state_token",))
-    return [
-        *see,
-        Stage("read_fixed", Rate.INSTRUCTION, fixed, ("rows.fixed",)),
-        Stage("read_moving", Rate.OBSERVATION, moving, ("rows.moving",)),
-        Stage("encode", Rate.OBSERVATION, rows, ("prefix",)),
-        *([state] if pi0 else []),
-        Stage("denoise", Rate.STEP, ("prefix", "state_token", "x0"), ("actions",)),
-    ]

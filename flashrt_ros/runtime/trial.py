@@ -14,10 +14,11 @@ from torch import Tensor
 from flashrt_ros.models.flow import uniform_times
 from flashrt_ros.models.policy import FlowPolicy
 from flashrt_ros.models.weights import build_weights, named_tensors
-from flashrt_ros.runtime.engine import EngineSettings, FlowEngine
+from flashrt_ros.runtime.engine import FlowEngine
 from flashrt_ros.runtime.machine import code, machine
 from flashrt_ros.runtime.operators import Site
 from flashrt_ros.runtime.selection import relative_l2
+from flashrt_ros.runtime.settings import EngineSettings
 
 _FACTOR = (
     1.5  # a chunk may be this much further from float32 than the plain network at its precision is

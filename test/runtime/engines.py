@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from flashrt_ros.models.policy import load_policy
-from flashrt_ros.runtime.engine import EngineSettings, FlowEngine
+from flashrt_ros.runtime.engine import FlowEngine
 from flashrt_ros.runtime.operators import ReferenceOperators
+from flashrt_ros.runtime.settings import EngineSettings
 
 from ..models.golden import recorded
 

@@ -7,7 +7,8 @@ from flashrt_ros.models.policy import FlowPolicy
 from flashrt_ros.models.weights import build_weights, named_tensors
 from flashrt_ros.runtime.capsule import CapsuleError, fork, restore, snapshot
 from flashrt_ros.runtime.digest import weights_digest
-from flashrt_ros.runtime.engine import EngineSettings, FlowEngine
+from flashrt_ros.runtime.engine import FlowEngine
+from flashrt_ros.runtime.settings import EngineSettings
 
 from ..models.golden import recorded
 from .engines import INSTRUCTIONS, engine_of, pictures, policy_of
@@ -97,7 +98,7 @@ def test_a_fork_has_other_noise_ahead_and_the_same_past():
     found = {}
     for key, moment in (("first", capsule), ("fork", forked), ("again", capsule)):
         restore(engine, moment)
-        assert torch.equal(engine.chunk, capsule.session.chunk)
+        assert torch.equal(engine.chunk, capsule.host.chunk)
         found[key] = engine.infer(*arguments)
     assert (found["first"] == found["again"]).all()
     assert (found["first"] != found["fork"]).any()

@@ -9,9 +9,10 @@ import torch
 from flashrt_ros.models.errors import ProcessingError
 from flashrt_ros.models.policy import FlowPolicy
 from flashrt_ros.models.weights import build_weights, tensor_specs
-from flashrt_ros.runtime.engine import EngineSettings, FlowEngine
+from flashrt_ros.runtime.engine import FlowEngine
 from flashrt_ros.runtime.launcher import ShapeError
 from flashrt_ros.runtime.operators import ReferenceOperators
+from flashrt_ros.runtime.settings import EngineSettings
 
 from ..models.golden import RUNS, recorded
 from .engines import INSTRUCTIONS, NOISE, engine_of, pictures, policy_of, ran, walk_beside
@@ -125,7 +126,7 @@ def test_a_prompt_that_grows_across_buckets_rebuilds_nothing():
     for state in states:
         fresh = engine_of(name)
         found = engine.infer(images, state, INSTRUCTIONS[1], noise=NOISE)
-        lengths.add(engine.session.length)
+        lengths.add(engine.host.length)
         assert (found == fresh.infer(images, state, INSTRUCTIONS[1], noise=NOISE)).all()
     assert len(lengths) > 1
     assert engine.contract.ran["read_fixed"] == 1

@@ -14,9 +14,10 @@ import torch
 
 from flashrt_ros.runtime.build import RuntimeSetupError, operators_for
 from flashrt_ros.runtime.capsule import restore, snapshot
-from flashrt_ros.runtime.engine import EngineSettings, FlowEngine
+from flashrt_ros.runtime.engine import FlowEngine
 from flashrt_ros.runtime.launcher import ShapeError
 from flashrt_ros.runtime.operators import ReferenceOperators
+from flashrt_ros.runtime.settings import EngineSettings
 
 from ..models.golden import recorded
 from .engines import INSTRUCTIONS, NOISE, engine_of, pictures, policy_of, ran, walk_beside

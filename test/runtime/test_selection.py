@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flashrt_ros.runtime.build import RuntimeSetupError, build_engine, operators_for
-from flashrt_ros.runtime.engine import EngineSettings, FlowEngine
+from flashrt_ros.runtime.engine import FlowEngine
 from flashrt_ros.runtime.selection import (
     SelectionError,
     check,
@@ -20,6 +20,7 @@ from flashrt_ros.runtime.selection import (
     verdicts_path,
     wall_clock,
 )
+from flashrt_ros.runtime.settings import EngineSettings
 from flashrt_ros.runtime.trial import (
     EngineTrial,
     expected_chunks,
