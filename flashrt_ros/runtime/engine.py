@@ -31,6 +31,7 @@ from flashrt_ros.runtime.digest import weights_digest
 from flashrt_ros.runtime.instructions import KeptInstructions
 from flashrt_ros.runtime.launcher import Launcher, ShapeError
 from flashrt_ros.runtime.operators import (
+    Guidance,
     Limits,
     Operators,
     ReferenceOperators,
@@ -178,7 +179,12 @@ class FlowEngine:
         self._contract = Contract(self._buffers, stages(config, views))
         self._plan = Plan(self._buffers, policy.device, capture=self._operators.capturable)
         self._launcher = Launcher(
-            policy, self._operators, self._plan, self._settings.unbuilt, self._progress
+            policy,
+            self._operators,
+            self._buffers,
+            self._plan,
+            self._settings.unbuilt,
+            self._progress,
         )
         self._kept = KeptInstructions(
             self._buffers, self._settings.kept_instructions, limits.prompt_tokens
@@ -422,8 +428,13 @@ class FlowEngine:
         start_time: float = 1.0,
         initial: ArrayLike | Tensor | None = None,
         generator: torch.Generator | None = None,
+        guidance: Guidance | None = None,
     ) -> Tensor:
         """Denoise a chunk for what was observed last; arguments as in `infer`.
+
+        Args:
+            guidance: changes the velocity at each step. Such a chunk is denoised by the plain functions, eagerly,
+                from the keys and values that are there.
 
         Returns:
             Normalised actions float32 [H, A] of the network, on the CPU.
@@ -444,7 +455,7 @@ class FlowEngine:
         self._plan.upload("x0")
         self._buffers.touch("x0")
         shape = Shape(len(host.slots), bucket_of(host.length))
-        self._contract.update("denoise", lambda: self._launcher.denoise(shape, times))
+        self._contract.update("denoise", lambda: self._launcher.denoise(shape, times, guidance))
         chunk = self._plan.download("actions").clone()
         self._host = replace(host, chunk=chunk)
         return chunk

@@ -7,7 +7,15 @@ from typing import Literal
 
 from flashrt_ros.models.flow import FlowTimes, uniform_times
 from flashrt_ros.models.policy import FlowPolicy
-from flashrt_ros.runtime.operators import Operators, Part, Shape, buckets
+from flashrt_ros.runtime.contract import Buffers
+from flashrt_ros.runtime.operators import (
+    Guidance,
+    Operators,
+    Part,
+    Shape,
+    buckets,
+    denoise_plainly,
+)
 from flashrt_ros.runtime.plan import Plan
 
 Unbuilt = Literal["build", "refuse"]
@@ -27,6 +35,7 @@ class Launcher:
     Args:
         policy: whose flow times are prepared.
         operators: with their buffers bound.
+        buffers: these.
         plan: what executes.
         unbuilt: see `Unbuilt`.
         progress: told of each graph before it is captured, and of "" when one that a call waited for is done.
@@ -36,12 +45,14 @@ class Launcher:
         self,
         policy: FlowPolicy,
         operators: Operators,
+        buffers: Buffers,
         plan: Plan,
         unbuilt: Unbuilt,
         progress: Callable[[str], None],
     ) -> None:
         self._policy = policy
         self._operators = operators
+        self._buffers = buffers
         self._plan = plan
         self._unbuilt = unbuilt
         self._progress = progress
@@ -103,9 +114,14 @@ class Launcher:
         """Launch `Operators.append_state`."""
         self._launch(self._append_state(shape))
 
-    def denoise(self, shape: Shape, times: FlowTimes) -> None:
-        """Launch `Operators.denoise`."""
-        self._launch(self._denoise(shape, times))
+    def denoise(self, shape: Shape, times: FlowTimes, guidance: Guidance | None = None) -> None:
+        """Launch `Operators.denoise`; with guidance, the plain functions in its place."""
+        if guidance is None:
+            self._launch(self._denoise(shape, times))
+            return
+        policy = self._policy
+        with self._plan.stream():
+            denoise_plainly(policy.weights, policy.config, self._buffers, shape, times, guidance)
 
     def _see(self, cameras: tuple[int, ...], first: int) -> _Launch:
         return ("see", cameras, first), lambda: self._operators.see(cameras, first)

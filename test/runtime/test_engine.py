@@ -181,6 +181,26 @@ def test_a_warm_step_follows_the_policys():
     assert (engine.denoise(**warm) == engine.chunk).all()
 
 
+def test_guidance_changes_the_velocity_of_each_step():
+    run, engine = recorded("openpi_pi05"), engine_of("openpi_pi05")
+    engine.observe(run.images, run.state, run.instruction)
+    plain = engine.denoise(noise=run.noise, steps=4)
+    seen = []
+
+    def watch(step, time, x, v):
+        seen.append((step, time, x.clone()))
+        return v
+
+    assert (engine.denoise(noise=run.noise, steps=4, guidance=watch) == plain).all()
+    assert [(step, time) for step, time, _ in seen] == [(0, 1.0), (1, 0.75), (2, 0.5), (3, 0.25)]
+    assert (seen[0][2] == run.noise).all()
+    # The flow ends where the last velocity says that it does.
+    found = engine.denoise(
+        noise=run.noise, steps=4, guidance=lambda step, time, x, v: (x - NOISE) / time
+    )
+    torch.testing.assert_close(found, NOISE, rtol=0.0, atol=1e-5)
+
+
 def test_noise_comes_from_the_engines_generator():
     name = "openpi_pi05"
     arguments = (pictures(name), recorded(name).state, "go")
