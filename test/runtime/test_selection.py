@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from flashrt_ros.runtime.bench import select_and_keep
 from flashrt_ros.runtime.build import RuntimeSetupError, build_engine, operators_for
 from flashrt_ros.runtime.engine import FlowEngine
 from flashrt_ros.runtime.selection import (
@@ -225,3 +226,17 @@ def test_the_wall_clock_runs_the_call():
     ran = []
     assert wall_clock(lambda: ran.append(1)) > 0.0
     assert ran == [1]
+
+
+def test_bench_keeps_the_verdicts_that_it_prints(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    policy = policy_of("openpi_pi05")
+    engine, _ = trial_of(policy)
+    text = select_and_keep(engine, 2, tmp_path / "copy.json", timer=operations)
+    path = verdicts_path(selection_fingerprint(policy, SETTINGS))
+    assert text.endswith(f"kept in {path}")
+    kept = load_verdicts(path, selection_fingerprint(policy, SETTINGS))
+    assert kept.choices() == engine.operators.choices()
+    assert json.loads((tmp_path / "copy.json").read_text())["chunk_bound"] == kept.chunk_bound
+    plain = FlowEngine(policy, SETTINGS)
+    assert "nothing to select" in select_and_keep(plain, 2)
