@@ -270,7 +270,10 @@ class FlowEngine:
     def observe(
         self, images: Mapping[str, NDArray[np.uint8]], state: ArrayLike, instruction: str
     ) -> None:
-        """Bring the prefix up to date. Arguments and errors as in `infer`."""
+        """Bring the prefix up to date. Arguments and errors as in `infer`.
+
+        Vision is launched first: a GPU sees while the host makes the prompt.
+        """
         if not images:
             raise ProcessingError(f"no camera image: expected one of {self._camera_names}")
         pictures: dict[str, NDArray[np.uint8]] = {}
@@ -279,18 +282,19 @@ class FlowEngine:
             if name in pictures:
                 raise ProcessingError(f"camera {name!r}: expected one image of it")
             pictures[name] = checked_image(name, image)
+        self._fit(pictures)
+        indices = {name: i for i, name in enumerate(self._camera_names)}
+        self._place(tuple(sorted(indices[name] for name in pictures)))
+        for name, image in pictures.items():
+            self._stage_pixels(indices[name], image)
+        for first, end in self._due_views():
+            self._see(first, end)
         processor = self._policy.processor
         normalized = processor.normalize_state(state)
         tokens, mask = processor.prompt(instruction, state)
         tokens = tokens[mask]
         self._policy.check_tokens(tokens)
         fixed = processor.fixed_tokens(instruction, tokens)
-
-        self._fit(pictures)
-        indices = {name: i for i, name in enumerate(self._camera_names)}
-        self._place(tuple(sorted(indices[name] for name in pictures)))
-        for name, image in pictures.items():
-            self._stage_pixels(indices[name], image)
         self._stage_state(processor.state_token(normalized))
         self._stage_prompt(tokens.tolist(), fixed)
         self._encode()
@@ -371,8 +375,6 @@ class FlowEngine:
 
     def _encode(self) -> None:
         host, contract, launcher = self._host, self._contract, self._launcher
-        for first, end in self._due_views():
-            self._see(first, end)
         shape = Shape(len(host.slots), bucket_of(host.length))
         self._read_fixed(shape)
         if host.moving:

@@ -201,6 +201,19 @@ def test_guidance_changes_the_velocity_of_each_step():
     torch.testing.assert_close(found, NOISE, rtol=0.0, atol=1e-5)
 
 
+def test_a_refused_state_leaves_no_chunk_of_older_pictures():
+    name = "openpi_pi05"
+    state, engine = recorded(name).state, engine_of(name)
+    engine.infer(pictures(name), state, INSTRUCTIONS[0])
+    new = pictures(name, seed=1)
+    with pytest.raises(ValueError, match="state"):
+        engine.observe(new, state[:-1], INSTRUCTIONS[0])
+    with pytest.raises(ValueError, match="nothing was observed"):
+        engine.denoise(noise=NOISE)
+    found = engine.infer(new, state, INSTRUCTIONS[0], noise=NOISE)
+    assert (found == engine_of(name).infer(new, state, INSTRUCTIONS[0], noise=NOISE)).all()
+
+
 def test_noise_comes_from_the_engines_generator():
     name = "openpi_pi05"
     arguments = (pictures(name), recorded(name).state, "go")
