@@ -115,15 +115,16 @@ def select_candidates(
     progress("selecting: computing what chunks must be")
     samples = make_samples(policy, settings.cameras)
     expected, bound = expected_chunks(policy, samples, steps)
-    verdicts = selections.select(
-        EngineTrial(engine, samples, steps),
-        fingerprint=selection_fingerprint(policy, settings),
-        chunk_bound=bound,
-        expected=expected,
-        timer=timer,
-        pairs=pairs,
-        progress=lambda text: progress(f"selecting: {text}"),
-    )
+    with engine.building():
+        verdicts = selections.select(
+            EngineTrial(engine, samples, steps),
+            fingerprint=selection_fingerprint(policy, settings),
+            chunk_bound=bound,
+            expected=expected,
+            timer=timer,
+            pairs=pairs,
+            progress=lambda text: progress(f"selecting: {text}"),
+        )
     engine.drop_other_choices()
     return verdicts
 

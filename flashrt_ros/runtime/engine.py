@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, combinations
@@ -210,6 +211,10 @@ class FlowEngine:
         """Use a candidate from now on; its graphs are built by the next `build`, or when they are first needed."""
         self._launcher.choose(site, candidate)
         self.forget()
+
+    def building(self) -> AbstractContextManager[None]:
+        """Calls inside may be of any shape and candidate, see `Launcher.building`."""
+        return self._launcher.building()
 
     def drop_other_choices(self) -> None:
         """Give back the graphs of candidates that are not in use."""

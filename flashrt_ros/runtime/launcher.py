@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 from flashrt_ros.models.flow import FlowTimes, uniform_times
@@ -55,6 +56,7 @@ class Launcher:
         self._buffers = buffers
         self._plan = plan
         self._unbuilt = unbuilt
+        self._quiet = False
         self._progress = progress
         self._times: dict[tuple[float, ...], FlowTimes] = {}
         self._choices = tuple(operators.choices().items())
@@ -87,6 +89,16 @@ class Launcher:
     def drop_other_choices(self) -> None:
         """Give back the graphs of candidates that are not in use."""
         self._plan.drop(lambda key: isinstance(key, tuple) and key[0] != self._choices)
+
+    @contextmanager
+    def building(self) -> Iterator[None]:
+        """Whatever is launched inside is built, without a word, whatever `unbuilt` says: candidates on trial."""
+        before = self._unbuilt
+        self._unbuilt, self._quiet = "build", True
+        try:
+            yield
+        finally:
+            self._unbuilt, self._quiet = before, False
 
     def flow_times(self, steps: int, start_time: float) -> FlowTimes:
         """Terms of equally spaced times, prepared once. Raises ValueError as `uniform_times`."""
@@ -164,7 +176,9 @@ class Launcher:
         if not self._plan.built(full):
             if self._unbuilt == "refuse":
                 raise ShapeError(f"{key}: this shape was not built, and `unbuilt` is refuse")
-            self._progress(f"capturing a graph for a new shape: {key}")
+            if not self._quiet:
+                self._progress(f"capturing a graph for a new shape: {key}")
             self._plan.build(full, body)
-            self._progress("")
+            if not self._quiet:
+                self._progress("")
         self._plan.launch(full, body)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from flashrt_ros.runtime.build import RuntimeSetupError, operators_for
+from flashrt_ros.runtime.build import RuntimeSetupError, operators_for, select_candidates
 from flashrt_ros.runtime.capsule import restore, snapshot
 from flashrt_ros.runtime.engine import FlowEngine
 from flashrt_ros.runtime.launcher import ShapeError
@@ -214,3 +214,19 @@ def test_graphs_of_other_candidates_are_dropped():
     assert not captured.plan.keys & keys
     assert isinstance(captured.operators, make)
     assert not isinstance(captured.operators, ReferenceOperators)
+
+
+def test_a_selection_builds_what_calls_may_not():
+    make = implementation("fused")
+    policy = policy_of("openpi_pi05", "bfloat16", "cuda")
+    cameras = dict.fromkeys(CAMERAS, shape_of("openpi_pi05"))
+    settings = EngineSettings(cameras, flows=((1, 1.0),), unbuilt="refuse")
+    captured = FlowEngine(policy, settings, make_operators=make)
+    if not captured.operators.sites():
+        pytest.skip("the fused operators have no site with candidates")
+    verdicts = select_candidates(captured, pairs=2)
+    assert "failed" not in {v.outcome for v in verdicts.verdicts}
+    captured.build()
+    captured.infer(*arguments_of("openpi_pi05"), steps=1)
+    with pytest.raises(ShapeError, match="was not built"):
+        captured.infer(*arguments_of("openpi_pi05"), steps=2)
