@@ -89,7 +89,8 @@ class Site:
 
     name: str
     candidates: Mapping[str, Callable[[], Sequence[Tensor]]]
-    """By name, the reference first: each runs one candidate on the site's representative inputs."""
+    """By name, the reference first: each runs one candidate on the site's representative inputs, the same ones at each
+    call, and returns what came of them; results may lie where the next candidate's will."""
     bound: float
     """Largest relative L2 error to the reference on any of these inputs."""
 

@@ -195,7 +195,8 @@ def _judge(
     known: dict[str, Any] = {"bound": site.bound}
     try:
         with torch.no_grad():
-            wanted = site.candidates[next(iter(site.candidates))]()
+            # Copied: a site's candidates may all leave their results in one place.
+            wanted = [x.clone() for x in site.candidates[next(iter(site.candidates))]()]
             known["error"] = error = _worst(site.candidates[candidate](), wanted)
         if not error <= site.bound:
             return Verdict(site.name, candidate, "wrong", "site beyond its bound", **known)
