@@ -17,7 +17,8 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from flashrt_ros.runtime.engine import FlowEngine, HostState
+from flashrt_ros.runtime.engine import FlowEngine
+from flashrt_ros.runtime.host_state import HostState
 
 
 class CapsuleError(ValueError):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain, combinations
 
@@ -29,6 +29,7 @@ from flashrt_ros.models.policy import FlowPolicy
 from flashrt_ros.models.weights import Weights, named_tensors
 from flashrt_ros.runtime.contract import Buffers, Contract
 from flashrt_ros.runtime.digest import weights_digest
+from flashrt_ros.runtime.host_state import HostState
 from flashrt_ros.runtime.instructions import KeptInstructions
 from flashrt_ros.runtime.launcher import Launcher, ShapeError
 from flashrt_ros.runtime.operators import (
@@ -48,29 +49,6 @@ from flashrt_ros.runtime.settings import EngineSettings, checked_settings
 from flashrt_ros.runtime.stages import marks, stages
 
 MakeOperators = Callable[[Weights, ModelConfig, Limits, PrepareImage], Operators]
-
-
-@dataclass(frozen=True)
-class HostState:
-    """What an engine remembers on the host of what its buffers hold."""
-
-    slots: tuple[int, ...] = ()
-    """Camera of each view, in the prefix's order."""
-    staged: frozenset[int] = frozenset()
-    """Cameras whose buffer holds a picture."""
-    fixed: tuple[int, ...] = ()
-    """Ids of the prompt's fixed tokens."""
-    moving: tuple[int, ...] = ()
-    """Ids of the tokens behind them."""
-    has_prompt: bool = False
-    has_state: bool = False
-    chunk: Tensor | None = None
-    """Normalised actions of the last call, float32 [H, A]."""
-
-    @property
-    def length(self) -> int:
-        """Valid tokens of the prompt."""
-        return len(self.fixed) + len(self.moving)
 
 
 class FlowEngine:
