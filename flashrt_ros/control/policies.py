@@ -7,14 +7,20 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flashrt_ros.control.policy import Policy, PolicySpec
 from flashrt_ros.control.robot import Robot, RobotError
-from flashrt_ros.observation.frame import Observation
+from flashrt_ros.observation.frame import Observation, Role
+
+if TYPE_CHECKING:  # torch is imported by those who run a checkpoint only
+    from flashrt_ros.runtime.build import Runtime, Selection
+    from flashrt_ros.runtime.engine import FlowEngine
+    from flashrt_ros.runtime.launcher import Unbuilt
+    from flashrt_ros.runtime.settings import EngineSettings
 
 EXPERT = "expert"
 """Name of the scripted expert, in place of a checkpoint's path."""
@@ -40,6 +46,12 @@ class PolicySettings:
     """Of the noise that actions are drawn from."""
     tokenizer: str = ""
     """A tokenizer file, where the checkpoint has none."""
+    runtime: Runtime = "auto"
+    """What computes: `reference`, `fused` kernels, or `auto`, these where there is a GPU."""
+    selection: Selection = "verdicts"
+    """Kernels by the `verdicts` that are kept, by a selection `now` where there are none, or `off`."""
+    unbuilt_shape: Unbuilt = "build"
+    """A call of a shape that was not built: `build` it then, or `refuse`."""
 
 
 def build_policy(
@@ -94,16 +106,17 @@ class CheckpointPolicy:
         import torch
 
         from flashrt_ros.models.policy import load_policy
+        from flashrt_ros.runtime.build import build_engine, operators_for
 
         device, precision = _device(settings, torch.cuda.is_available())
+        runtime, make_operators = operators_for(settings.runtime, torch.device(device))
         progress(f"loading {folder} on {device} in {precision}")
-        self._policy = load_policy(
+        policy = load_policy(
             folder, device=device, precision=precision, tokenizer=settings.tokenizer or None
         )
         self._robot = robot
         self._steps = settings.steps
-        self._generator = torch.Generator().manual_seed(settings.seed)
-        processor = self._policy.processor
+        processor = policy.processor
         fed = [camera.feature for camera in robot.cameras]
         unknown = [feature for feature in fed if feature not in processor.cameras]
         if unknown:
@@ -114,9 +127,18 @@ class CheckpointPolicy:
         masked = [view for view in processor.cameras if view not in fed]
         if masked:
             progress(f"views without a camera, masked: {', '.join(masked)}")
+        progress(f"building plans for the {runtime} runtime")
+        self._engine = build_engine(
+            policy,
+            _engine_settings(settings, robot, policy.config.image_size),
+            make_operators=make_operators,
+            selection=settings.selection,
+            progress=progress,
+        )
+        name = folder.resolve().name
         self._spec = PolicySpec(
-            plan_id=f"{self._policy.config.family}/{folder.resolve().name}/{precision}/{device}",
-            horizon=self._policy.config.horizon,
+            plan_id=f"{policy.config.family}/{name}/{precision}/{device}/{runtime}",
+            horizon=policy.config.horizon,
             action_size=processor.action_dim,
             features=fed,
             state_size=processor.state_dim,
@@ -128,6 +150,11 @@ class CheckpointPolicy:
         """Constant."""
         return self._spec
 
+    @property
+    def engine(self) -> FlowEngine:
+        """What runs the network: warm starts, early vision, counters and capsules are its own."""
+        return self._engine
+
     def infer(self, observation: Observation, instruction: str) -> NDArray[np.float32]:
         """Denoise one chunk; float32 [horizon, joints], robot units. A view that is absent is masked."""
         images = {
@@ -136,9 +163,7 @@ class CheckpointPolicy:
             if camera.name in observation.images
         }
         state = self._robot.to_policy(observation.joint_positions).astype(np.float32)
-        actions = self._policy.infer(
-            images, state, instruction, steps=self._steps, generator=self._generator
-        )
+        actions = self._engine.infer(images, state, instruction, steps=self._steps)
         return self._robot.from_policy(actions).astype(np.float32)
 
     def check_instruction(self, instruction: str) -> None:
@@ -146,6 +171,22 @@ class CheckpointPolicy:
 
     def reset(self) -> None:
         """Nothing is carried over between chunks."""
+
+
+def _engine_settings(settings: PolicySettings, robot: Robot, image_size: int) -> EngineSettings:
+    """What the robot's cameras and the settings need; a camera of unknown size is taken for the network's."""
+    from flashrt_ros.runtime.settings import EngineSettings
+
+    return EngineSettings(
+        cameras={
+            camera.feature: (camera.height or image_size, camera.width or image_size)
+            for camera in robot.cameras
+        },
+        optional=frozenset(c.feature for c in robot.cameras if c.role is Role.OPTIONAL),
+        flows=((settings.steps, 1.0),),
+        unbuilt=settings.unbuilt_shape,
+        seed=settings.seed,
+    )
 
 
 def _device(settings: PolicySettings, cuda: bool) -> tuple[str, str]:

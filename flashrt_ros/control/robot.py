@@ -16,6 +16,7 @@ import yaml
 from numpy.typing import NDArray
 
 from flashrt_ros.observation.frame import CameraRule, Role
+from flashrt_ros.paths import config_path
 
 UNITS = ("rad", "m", "degrees", "normalized")
 TRANSPORTS = ("raw", "compressed")
@@ -55,6 +56,10 @@ class Camera:
     """Role `hold`: oldest picture that may serve."""
     rate_hz: float | None = None
     """Its frame rate where it is known; learned from the stamps otherwise."""
+    height: int | None = None
+    """Rows of its pictures where they are known, so that all is built for them before the first one."""
+    width: int | None = None
+    """Columns."""
 
     @property
     def rule(self) -> CameraRule:
@@ -134,6 +139,25 @@ class Robot:
         return np.array([joint.policy_offset for joint in self.joints])
 
 
+def find_robot(name: str) -> Path:
+    """Path of a robot contract: a file, or a name in config/robots.
+
+    Raises:
+        FileNotFoundError: neither.
+    """
+    path = Path(name).expanduser()
+    if path.suffix in (".yaml", ".yml"):
+        if path.exists():
+            return path
+        raise FileNotFoundError(f"robot: no file {path}")
+    known = config_path("robots/so101.yaml").parent
+    path = known / f"{name}.yaml"
+    if not path.is_file():
+        names = ", ".join(sorted(p.stem for p in known.glob("*.yaml")))
+        raise FileNotFoundError(f"robot: expected a .yaml file or one of {names}, found {name!r}")
+    return path
+
+
 def load_robot(path: Path) -> Robot:
     """Read a contract.
 
@@ -191,7 +215,9 @@ class _Fields:
         return joint
 
     def camera(self, name: str) -> Camera:
-        self._known("topic", "feature", "transport", "role", "max_age_s", "rate_hz")
+        self._known(
+            "topic", "feature", "transport", "role", "max_age_s", "rate_hz", "height", "width"
+        )
         role = Role(self._choice("role", tuple(r.value for r in Role), Role.REQUIRED.value))
         rate_hz = self.content.get("rate_hz")
         return Camera(
@@ -202,7 +228,18 @@ class _Fields:
             role=role,
             max_age_s=self._number("max_age_s", above=0.0) if role is Role.HOLD else 0.0,
             rate_hz=None if rate_hz is None else self._number("rate_hz", above=0.0),
+            height=self._pixels("height", with_="width"),
+            width=self._pixels("width", with_="height"),
         )
+
+    def _pixels(self, field: str, *, with_: str) -> int | None:
+        """A side of a picture; both are given or none."""
+        value = self.content.get(field)
+        if value is None and self.content.get(with_) is None:
+            return None
+        if type(value) is not int or value < 1:
+            raise self._error(field, f"pixels, as {with_} is given", value)
+        return value
 
     def _children(self, field: str, build: Callable[[_Fields, str], _T]) -> tuple[_T, ...]:
         children = self.content.get(field)

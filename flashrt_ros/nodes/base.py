@@ -7,7 +7,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import rclpy
@@ -26,7 +25,6 @@ from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPo
 from rclpy.signals import SignalHandlerOptions
 
 from flashrt_ros.nodes.parameters import Parameter
-from flashrt_ros.paths import config_path
 
 _SIGNAL_PERIOD_S = 0.2
 
@@ -65,25 +63,6 @@ def to_time(ns: int) -> Time:
 def to_duration(ns: int) -> Duration:
     """Duration message of nanoseconds."""
     return Duration(sec=ns // 1_000_000_000, nanosec=ns % 1_000_000_000)
-
-
-def find_robot(name: str) -> Path:
-    """Path of a robot contract: a file, or a name in config/robots.
-
-    Raises:
-        FileNotFoundError: neither.
-    """
-    path = Path(name).expanduser()
-    if path.suffix in (".yaml", ".yml"):
-        if path.exists():
-            return path
-        raise FileNotFoundError(f"robot: no file {path}")
-    known = config_path("robots/so101.yaml").parent
-    path = known / f"{name}.yaml"
-    if not path.is_file():
-        names = ", ".join(sorted(p.stem for p in known.glob("*.yaml")))
-        raise FileNotFoundError(f"robot: expected a .yaml file or one of {names}, found {name!r}")
-    return path
 
 
 class Parameters:

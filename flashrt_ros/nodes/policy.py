@@ -27,7 +27,7 @@ from trajectory_msgs.msg import JointTrajectory
 
 from flashrt_ros.control.chunk import Start
 from flashrt_ros.control.policies import PolicySettings, build_policy, release_memory
-from flashrt_ros.control.robot import load_robot
+from flashrt_ros.control.robot import find_robot, load_robot
 from flashrt_ros.control.safety import UnsafeActionError
 from flashrt_ros.control.session import RESET_EPISODE, RESET_HOLD, PolicySession
 from flashrt_ros.msg import ActionChunk
@@ -36,7 +36,6 @@ from flashrt_ros.nodes.base import (
     LATCHED,
     RELIABLE,
     Parameters,
-    find_robot,
     run,
     to_time,
 )
