@@ -287,9 +287,14 @@ class FusedOperators:
             if site != "expert_time" or self._c.family == "pi0"
         ]
 
-    def choices(self) -> dict[str, str]:
+    def choices(self, stage: str | None = None) -> dict[str, str]:
         """The candidate in use, by site."""
-        return dict(self._names)
+        if stage is None:
+            return dict(self._names)
+        part = {"see": "vision", "read_prompt": "prefix", "encode": "prefix"}.get(stage, "expert")
+        # Row sums of the views are laid out by their projection, and read with the prompt's.
+        also = "vision_project" if part == "prefix" else part
+        return {site: name for site, name in self._names.items() if site.startswith((part, also))}
 
     def choose(self, site: str, candidate: str) -> None:
         """Use a candidate from the next launch on; raises ValueError for an unknown one."""

@@ -22,6 +22,7 @@ Unbuilt = Literal["build", "refuse"]
 """What happens to a call of a shape that was not built: it waits until that is done, or it is refused."""
 
 _Key = tuple[Hashable, ...]
+_Choices = tuple[tuple[str, str], ...]
 _Launch = tuple[_Key, Callable[[], None]]
 
 
@@ -61,15 +62,16 @@ class Launcher:
         self._quiet = False
         self._progress = progress
         self._times: dict[tuple[float, ...], FlowTimes] = {}
-        self._choices = tuple(operators.choices().items())
+        self._choices: dict[str, _Choices] = {}
 
     def build(self, present: Sequence[tuple[int, ...]], flows: Sequence[FlowTimes]) -> None:
         """Build whatever calls with these sets of cameras and flow times may launch."""
         launches = dict(self._launches(present, flows))
         for number, (key, body) in enumerate(launches.items(), start=1):
-            if not self._plan.built((self._choices, key)):
+            full = self._full(key)
+            if not self._plan.built(full):
                 self._progress(f"capturing graph {number} of {len(launches)}: {key[0]}")
-                self._plan.build((self._choices, key), body)
+                self._plan.build(full, body)
         self._plan.wait()
 
     def warm_up(self, cameras: tuple[int, ...], shape: Shape, times: FlowTimes) -> None:
@@ -86,11 +88,11 @@ class Launcher:
     def choose(self, site: str, candidate: str) -> None:
         """Use a candidate from the next launch on."""
         self._operators.choose(site, candidate)
-        self._choices = tuple(self._operators.choices().items())
+        self._choices.clear()
 
     def drop_other_choices(self) -> None:
         """Give back the graphs of candidates that are not in use."""
-        self._plan.drop(lambda key: isinstance(key, tuple) and key[0] != self._choices)
+        self._plan.drop(lambda key: isinstance(key, tuple) and key != self._full(key[1]))
 
     @contextmanager
     def building(self) -> Iterator[None]:
@@ -160,6 +162,13 @@ class Launcher:
         key = ("velocity", shape, times.times, step)
         return key, lambda: self._operators.velocity(shape, times, step)
 
+    def _full(self, key: _Key) -> tuple[_Choices, _Key]:
+        """With the candidates that the stage uses: a choice elsewhere leaves its graphs as they are."""
+        stage = str(key[0])
+        if stage not in self._choices:
+            self._choices[stage] = tuple(self._operators.choices(stage).items())
+        return self._choices[stage], key
+
     def _launches(
         self, present: Sequence[tuple[int, ...]], flows: Sequence[FlowTimes]
     ) -> Iterator[_Launch]:
@@ -185,7 +194,7 @@ class Launcher:
 
     def _launch(self, launch: _Launch) -> None:
         key, body = launch
-        full = (self._choices, key)
+        full = self._full(key)
         if not self._plan.built(full):
             if self._unbuilt == "refuse":
                 raise ShapeError(f"{key}: this shape was not built, and `unbuilt` is refuse")

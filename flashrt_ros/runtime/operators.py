@@ -145,8 +145,8 @@ class Operators(Protocol):
         """Places with more than one candidate."""
         ...
 
-    def choices(self) -> dict[str, str]:
-        """The candidate in use, by site."""
+    def choices(self, stage: str | None = None) -> dict[str, str]:
+        """The candidate in use, by site; with the name of a stage body, of those sites alone that it launches."""
         ...
 
     def choose(self, site: str, candidate: str) -> None:
@@ -281,7 +281,7 @@ class ReferenceOperators:
         """None: there is one way."""
         return []
 
-    def choices(self) -> dict[str, str]:
+    def choices(self, stage: str | None = None) -> dict[str, str]:
         """None."""
         return {}
 

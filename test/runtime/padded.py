@@ -35,7 +35,7 @@ class PaddedOperators:
     def sites(self):
         return []
 
-    def choices(self):
+    def choices(self, stage=None):
         return {}
 
     def see(self, cameras, first):

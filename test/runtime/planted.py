@@ -71,7 +71,7 @@ class PlantedOperators(ReferenceOperators):
             for site, ways in self._ways.items()
         ]
 
-    def choices(self):
+    def choices(self, stage=None):
         return dict(self._chosen)
 
     def choose(self, site, candidate):
