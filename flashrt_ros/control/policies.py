@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashrt_ros.control.policy import Policy, PolicySpec
+from flashrt_ros.control.policy import Denoising, Policy, PolicySpec
 from flashrt_ros.control.robot import Robot, RobotError
 from flashrt_ros.observation.frame import Observation
 
@@ -93,6 +93,7 @@ class CheckpointPolicy:
         # Only those who run a checkpoint need torch.
         import torch
 
+        from flashrt_ros.models.flow import uniform_times
         from flashrt_ros.models.policy import load_policy
 
         device, precision = _device(settings, torch.cuda.is_available())
@@ -101,6 +102,7 @@ class CheckpointPolicy:
             folder, device=device, precision=precision, tokenizer=settings.tokenizer or None
         )
         self._robot = robot
+        self._uniform_times = uniform_times
         self._steps = settings.steps
         self._generator = torch.Generator().manual_seed(settings.seed)
         processor = self._policy.processor
@@ -129,17 +131,58 @@ class CheckpointPolicy:
         return self._spec
 
     def infer(self, observation: Observation, instruction: str) -> NDArray[np.float32]:
-        """Denoise one chunk; float32 [horizon, joints], robot units. A view that is absent is masked."""
+        """Denoise one chunk from noise; float32 [horizon, joints], robot units. A view that is absent is masked."""
+        context = self.encode(observation, instruction)
+        return self.decode(self.denoise(context, Denoising(self._steps)), observation)
+
+    def encode(self, observation: Observation, instruction: str) -> Any:
+        """The prefix: views by the contract's features, state and prompt."""
         images = {
             camera.feature: observation.images[camera.name]
             for camera in self._robot.cameras
             if camera.name in observation.images
         }
-        state = self._robot.to_policy(observation.joint_positions).astype(np.float32)
-        actions = self._policy.infer(
-            images, state, instruction, steps=self._steps, generator=self._generator
+        inputs = self._policy.processor.prepare(
+            images, self._state(observation.joint_positions), instruction
         )
+        return self._policy.encode(inputs)
+
+    def denoise(self, context: Any, request: Denoising) -> NDArray[np.float32]:
+        """Normalised actions, float32 [horizon, action_dim of the network]."""
+        policy, guidance = self._policy, request.guidance
+        x = policy.initial_state(
+            request.start_time, initial=request.initial, generator=self._generator
+        )
+        actions = policy.denoise(
+            context,
+            x,
+            policy.flow_times(self._uniform_times(request.steps, request.start_time)),
+            guidance=guidance
+            and policy.guidance(guidance.target, guidance.weights, guidance.strengths),
+        )
+        numbers: NDArray[np.float32] = actions.to("cpu").numpy()
+        return numbers
+
+    def decode(
+        self, normalized: NDArray[np.float32], observation: Observation
+    ) -> NDArray[np.float32]:
+        """Absolute positions in robot units, float32 [horizon, joints]."""
+        state = self._state(observation.joint_positions)
+        actions = self._policy.processor.finish(normalized, state)
         return self._robot.from_policy(actions).astype(np.float32)
+
+    def rebase(
+        self,
+        normalized: NDArray[np.float32],
+        old_positions: NDArray[np.float64],
+        new_positions: NDArray[np.float64],
+    ) -> NDArray[np.float32]:
+        """Relative actions of a checkpoint as seen from another joint position; others as they are."""
+        old, new = self._state(old_positions), self._state(new_positions)
+        return self._policy.processor.rebase(normalized, old, new).astype(np.float32, copy=False)
+
+    def _state(self, positions: NDArray[np.float64]) -> NDArray[np.float32]:
+        return self._robot.to_policy(positions).astype(np.float32)
 
     def check_instruction(self, instruction: str) -> None:
         """Any text will do."""
