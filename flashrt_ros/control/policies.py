@@ -149,17 +149,15 @@ class CheckpointPolicy:
 
     def denoise(self, context: Any, request: Denoising) -> NDArray[np.float32]:
         """Normalised actions, float32 [horizon, action_dim of the network]."""
-        policy, guidance = self._policy, request.guidance
+        policy, asked = self._policy, request.guidance
+        guidance = None
+        if asked is not None:
+            guidance = policy.guidance(asked.target, asked.weights, asked.strengths)
+        times = policy.flow_times(self._uniform_times(request.steps, request.start_time))
         x = policy.initial_state(
             request.start_time, initial=request.initial, generator=self._generator
         )
-        actions = policy.denoise(
-            context,
-            x,
-            policy.flow_times(self._uniform_times(request.steps, request.start_time)),
-            guidance=guidance
-            and policy.guidance(guidance.target, guidance.weights, guidance.strengths),
-        )
+        actions = policy.denoise(context, x, times, guidance=guidance)
         numbers: NDArray[np.float32] = actions.to("cpu").numpy()
         return numbers
 

@@ -103,7 +103,7 @@ class FlowPolicy(Policy, Protocol):
         ...
 
     def denoise(self, context: Any, request: Denoising) -> NDArray[np.float32]:
-        """Actions, normalised, float32 [horizon, width]. The policy draws the noise."""
+        """Actions, normalised, float32 [horizon, width], the caller's to keep. The policy draws the noise."""
         ...
 
     def decode(

@@ -93,6 +93,10 @@ class Robot:
         """Float64 [joints], units per second."""
         return np.array([joint.max_velocity for joint in self.joints])
 
+    def max_step(self) -> NDArray[np.float64]:
+        """Largest change from one action to the next, float64 [joints], units."""
+        return self.max_velocity() * self.period_s
+
     def to_policy(self, positions: NDArray[np.floating]) -> NDArray[np.float64]:
         """Robot units to policy units, [..., joints]."""
         return (positions - self._offset()) * self._scale()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
+import numpy as np
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from rclpy.node import Node
 from sensor_msgs.msg import JointState
@@ -20,13 +21,14 @@ from flashrt_ros.nodes.policy_diagnostics import COUNTS_KEY
 
 
 class ActionPlayer(Node):
-    """Commands on `~/command`, reports on `~/action_applied`; holds by sending nothing new."""
+    """Commands on `~/command`, reports on `~/action_applied`; holds by sending nothing new, at once or after a stop."""
 
     def __init__(self) -> None:
         super().__init__("action_player")
         self._settings = Parameters(self, ACTION_PLAYER)
         robot = load_robot(find_robot(self._settings["robot"]))
         self._names = robot.joint_names
+        self._limits = robot.limits()
         self._player = ChunkPlayer(self._names, self._settings.ns("max_age_ms"))
         self._told = ""
         self._interface = self._settings["interface"]
@@ -58,6 +60,7 @@ class ActionPlayer(Node):
 
     def _tick(self) -> None:
         self._player.max_age_ns = self._settings.ns("max_age_ms")
+        self._player.stop_ns = self._settings.ns("stop_ms")
         now_ns = self._now_ns()
         action = self._player.due(now_ns)
         if self._player.hold_reason != self._told:
@@ -67,10 +70,11 @@ class ActionPlayer(Node):
             else:
                 self.get_logger().info("actions flow again")
         if action is None:
+            stopping = self._player.stopping(now_ns)
+            if stopping is not None:
+                self._command(np.clip(stopping, *self._limits), now_ns)
             return
-        self._commands.publish(
-            command_message(self._interface, self._names, action.positions, to_time(now_ns))
-        )
+        self._command(action.positions, now_ns)
         self._applied.publish(
             applied_message(
                 action.chunk_id,
@@ -80,6 +84,11 @@ class ActionPlayer(Node):
                 self._names,
                 action.positions,
             )
+        )
+
+    def _command(self, positions: np.ndarray, now_ns: int) -> None:
+        self._commands.publish(
+            command_message(self._interface, self._names, positions, to_time(now_ns))
         )
 
     def _publish_diagnostics(self) -> None:

@@ -41,12 +41,21 @@ def chunk_message(chunk: Chunk, observation: Observation, robot: Robot) -> Actio
     message.period = to_duration(inference.period_ns)
     message.joint_names = robot.joint_names
     message.horizon = chunk.horizon
-    message.actions = array.array("f", inference.actions.tobytes())
+    message.actions = array.array("f", chunk.actions.tobytes())
     message.first_valid_index = chunk.first_valid_index
+    message.end_index = chunk.end_index
     message.instruction = inference.instruction
     message.steps = inference.steps
     message.warm_start = inference.warm_start
+    message.divergence = inference.divergence
     message.reset_reason = inference.reset_reason
+    message.recovery_ns = chunk.recovery_ns
+    message.deadline_missed = chunk.deadline_missed
+    message.seam = chunk.seam
+    message.executed = inference.executed
+    message.frozen = inference.frozen
+    message.foreseen_delay = to_duration(inference.foreseen_delay_ns)
+    message.clipped = chunk.clipped
     message.plan_id = inference.plan_id
     return message
 
@@ -103,12 +112,19 @@ def playable_chunk(message: ActionChunk) -> PlayableChunk:
         first_valid_index=message.first_valid_index,
         joint_names=message.joint_names,
         actions=np.frombuffer(message.actions, dtype=np.float32).reshape(-1, joints),
+        end_index=message.end_index,
     )
 
 
-def trajectory_message(chunk: Chunk, robot: Robot, now_ns: int) -> JointTrajectory | None:
-    """The part of a chunk ahead of `now_ns` for a joint_trajectory_controller; None when all of it is past."""
-    positions, velocities, times_ns = trajectory_points(chunk, now_ns)
+def trajectory_message(
+    chunk: Chunk, robot: Robot, now_ns: int, stop_ns: int
+) -> JointTrajectory | None:
+    """The part of a chunk ahead of `now_ns` for a joint_trajectory_controller; None when all of it is past.
+
+    After the last action the motion comes to rest within `stop_ns`, inside the robot's position limits.
+    """
+    positions, velocities, times_ns = trajectory_points(chunk, now_ns, stop_ns)
+    positions = np.clip(positions, *robot.limits())
     if not times_ns:
         return None
     message = JointTrajectory(joint_names=robot.joint_names)

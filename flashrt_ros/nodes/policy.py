@@ -25,12 +25,12 @@ from std_msgs.msg import String
 from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
-from flashrt_ros.control.chunk import Start
 from flashrt_ros.control.policies import PolicySettings, build_policy, release_memory
+from flashrt_ros.control.resets import EPISODE, HOLD
 from flashrt_ros.control.robot import load_robot
 from flashrt_ros.control.safety import UnsafeActionError
-from flashrt_ros.control.session import RESET_EPISODE, RESET_HOLD, PolicySession
-from flashrt_ros.msg import ActionChunk
+from flashrt_ros.control.session import PolicySession
+from flashrt_ros.msg import ActionApplied, ActionChunk
 from flashrt_ros.nodes.base import (
     EXECUTOR_THREADS,
     LATCHED,
@@ -38,12 +38,14 @@ from flashrt_ros.nodes.base import (
     Parameters,
     find_robot,
     run,
+    to_ns,
     to_time,
 )
 from flashrt_ros.nodes.inputs import ObservationError, ObservationInputs
 from flashrt_ros.nodes.messages import chunk_message, hold_message, trajectory_message
 from flashrt_ros.nodes.parameters import POLICY
 from flashrt_ros.nodes.policy_diagnostics import policy_status
+from flashrt_ros.nodes.session_settings import session_settings
 from flashrt_ros.observation.frame import FrameSet
 from flashrt_ros.observation.joint_state import JointStateError
 
@@ -76,6 +78,9 @@ class PolicyNode(LifecycleNodeMixin, Node):
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", RELIABLE)
         self._instructions = self.create_publisher(String, "~/instruction", LATCHED)
         self.create_subscription(String, "~/instruction", self._on_instruction, LATCHED)
+        self.create_subscription(
+            ActionApplied, "action_player/action_applied", self._on_applied, RELIABLE
+        )
         self.create_service(Trigger, "~/reset", self._on_reset)
         self.create_timer(1.0 / self._settings["diagnostics_rate"], self._publish_diagnostics)
         self.create_timer(_WATCH_PERIOD_S, self._watch)
@@ -118,7 +123,7 @@ class PolicyNode(LifecycleNodeMixin, Node):
         try:
             session = self._session
             assert session is not None, "activate comes after configure"
-            session.reset(RESET_EPISODE)
+            session.reset(EPISODE)
             self._holding = ""
             self._last_publish_ns = self._now_ns()
             self._inputs = ObservationInputs(self, session.robot, self._settings)
@@ -208,20 +213,25 @@ class PolicyNode(LifecycleNodeMixin, Node):
         if self._now_ns() - frame_set.stamp_ns > self._settings.ns("max_age_ms"):
             inputs.reject("stale")
             return
+        session.settings = session_settings(self._settings)
+        if not session.due(frame_set.stamp_ns, instruction):
+            inputs.reject("not_due")
+            return
         observation = inputs.observe(frame_set)
-        session.start = Start(self._settings["start"])
         inference = session.step(observation, instruction)
         chunk = session.publish(observation, inference)
         if chunk is None:
             self.get_logger().warning(
-                "every action of a chunk was past before it could be published: inference takes longer than "
-                "the horizon",
+                "every action of a chunk was past or too old before it could be published: inference takes "
+                "longer than the horizon or max_action_age_ms",
                 throttle_duration_sec=1.0,
             )
             return
         self._chunks.publish(chunk_message(chunk, observation, session.robot))
         if not self._settings["dry_run"]:
-            trajectory = trajectory_message(chunk, session.robot, self._now_ns())
+            trajectory = trajectory_message(
+                chunk, session.robot, self._now_ns(), self._settings.ns("stop_ms")
+            )
             if trajectory is not None:
                 self._trajectories.publish(trajectory)
         self._last_publish_ns = chunk.timeline.publish_ns
@@ -251,7 +261,7 @@ class PolicyNode(LifecycleNodeMixin, Node):
             return
         self._holding = reason
         self.holds[reason] += 1
-        session.reset(RESET_HOLD)
+        session.reset(HOLD)
         self.get_logger().error(f"holding the robot: {reason}")
         if self._settings["dry_run"]:
             return
@@ -318,13 +328,20 @@ class PolicyNode(LifecycleNodeMixin, Node):
         if not result.successful:
             self.get_logger().error(f"instruction refused, the one before stays: {result.reason}")
 
+    def _on_applied(self, message: ActionApplied) -> None:
+        session = self._session
+        if session is not None:
+            session.report_applied(
+                message.chunk_id, message.action_index, to_ns(message.header.stamp)
+            )
+
     def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         session = self._session
         response.success = session is not None
         if session is None:
             response.message = "not configured: there is nothing to reset"
         else:
-            session.reset(RESET_EPISODE)
+            session.reset(EPISODE)
             response.message = "the next inference starts afresh"
         return response
 
