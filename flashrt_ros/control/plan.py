@@ -85,18 +85,21 @@ class Execution:
     def executed(self, plan: Plan, time_ns: int) -> int:
         """Actions of the plan that lie behind the robot at `time_ns`, 0 to the horizon.
 
-        By the reports of this plan's actions where there are any up to then; else by the time elapsed since its start.
+        By the last report of one of its actions where there is any up to then: the robot is at that action and goes on
+        to the next one a period later, no further. Else by the time elapsed since the plan's start. To the nearest.
         """
         with self._lock:
             reports = [
-                index
-                for apply_ns, index in self._applied.get(plan.chunk_id, ())
+                report
+                for report in self._applied.get(plan.chunk_id, ())
                 # An earlier one is another chunk's: of a policy that counted from 1 as well.
-                if plan.planned_start_ns <= apply_ns < time_ns
+                if plan.planned_start_ns <= report[0] <= time_ns
             ]
-        if reports:
-            return min(max(reports) + 1, len(plan.actions))
-        return plan.index_at(time_ns)
+        if not reports:
+            return plan.index_at(time_ns)
+        apply_ns, index = max(reports)
+        gone_on = 2 * (time_ns - apply_ns) >= plan.period_ns
+        return min(index + int(gone_on), len(plan.actions))
 
     def forget(self) -> None:
         """Drop all reports: chunk ids begin anew, or the clock went back."""

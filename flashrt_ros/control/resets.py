@@ -40,7 +40,7 @@ class ResetRules:
 
     state_jump: float = 0.05
     """Share of a joint's range, beyond what it can move at its maximum velocity in the time between observations."""
-    view_change: float = 40.0
+    view_change: float = 100.0
     """Mean absolute difference of two pictures of a camera, grey levels of 255."""
     gap_ns: int = 0
     """Longest time between two observations; 0 is the chunk's length."""

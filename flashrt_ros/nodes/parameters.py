@@ -155,7 +155,7 @@ CONTINUATION = (
     ),
     Parameter(
         "reset_view_change",
-        40.0,
+        100.0,
         "Reset when a picture differs by this from the one before, mean over its pixels; 0: never.",
         "grey levels of 255",
         0.0,

@@ -50,6 +50,9 @@ def summarize(run: Run) -> dict[str, Any]:
         "chunks_refused_by_policy": node.get("chunks_refused", {}),
         "resets": node.get("resets", {}),
         "holds": node.get("holds", {}),
+        "recovery": node.get("recovery", {}),
+        "deadlines_missed": node.get("deadlines_missed", {}),
+        "clipped": node.get("clipped", {}),
         "player": player,
         "action_fates": run.fates.get("age_logger", {}).get("actions", {}),
         "reports_refused": run.fates.get("age_logger", {}).get("reports_refused", {}),
@@ -155,9 +158,18 @@ def _lines(summary: Mapping[str, Any]) -> Iterator[str]:
             f", refused: {refused}" if refused else ""
         )
     yield f"actions  {_counts(summary['action_fates']) or 'none'}"
-    for label, key in (("resets", "resets"), ("holds", "holds")):
+    for label, key in (
+        ("resets", "resets"),
+        ("holds", "holds"),
+        ("clipped", "clipped"),
+        ("ran out", "deadlines_missed"),
+    ):
         if summary[key]:
             yield f"{label:<9}{_counts(summary[key])}"
+    if summary["recovery"]:
+        recovery = summary["recovery"]
+        figures = ", ".join(f"P{q} {recovery[f'p{q}_ms']:.1f}" for q in (50, 95, 99))
+        yield f"recovery {recovery['count']} inferences after a reset: {figures} ms"
 
 
 def _counts(counts: Mapping[str, int]) -> str:

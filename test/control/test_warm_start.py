@@ -45,14 +45,17 @@ def test_executed_by_reports_where_there_are_any():
     execution = Execution()
     execution.report(1, 0, T0 + 40 * MS)
     execution.report(1, 1, T0 + 75 * MS)
-    assert execution.executed(plan(), T0 + 40 * MS) == 1, "none before: by time, 1.2 periods"
-    assert execution.executed(plan(), T0 + 41 * MS) == 1
-    # A robot that fell behind: by time it would be 9.
+    half_ns = PERIOD_NS // 2
+    at = [(39 * MS, 1), (40 * MS, 0), (40 * MS + half_ns, 0), (41 * MS + half_ns, 1), (76 * MS, 1)]
+    for passed_ns, executed in at:
+        assert execution.executed(plan(), T0 + passed_ns) == executed
+    # A robot that stands: by time it would be 9.
     assert execution.executed(plan(), T0 + 300 * MS) == 2
     assert execution.executed(plan(chunk_id=2), T0 + 300 * MS) == 9
     assert execution.executed(plan(start_ns=T0 + 80 * MS), T0 + 300 * MS) == 7, "another chunk 1's"
     execution.report(1, HORIZON - 1, T0 + 310 * MS)
-    assert execution.executed(plan(), T0 + 311 * MS) == HORIZON
+    assert execution.executed(plan(), T0 + 310 * MS + half_ns) == HORIZON - 1
+    assert execution.executed(plan(), T0 + 311 * MS + half_ns) == HORIZON
     execution.forget()
     assert execution.executed(plan(), T0 + 311 * MS) == 9
 
@@ -61,7 +64,7 @@ def test_reports_are_remembered_for_some_chunks_only():
     execution = Execution(memory=3)
     for chunk_id in range(10):
         execution.report(chunk_id, 4, T0 + MS)
-    assert execution.executed(plan(chunk_id=9), T0 + 2 * MS) == 5
+    assert execution.executed(plan(chunk_id=9), T0 + 2 * MS) == 4
     assert execution.executed(plan(chunk_id=6), T0 + 2 * MS) == 0
 
 

@@ -37,6 +37,9 @@ POLICY_COUNTS = {
     "resets": {"episode": 1, "hold": 2},
     "holds": {"silent: overhead": 2},
     "chunks_refused": {"not_finite": 1},
+    "recovery": {"count": 3, "p50_ms": 25.25, "p95_ms": 31.5, "p99_ms": 31.5},
+    "deadlines_missed": {"recovery": 2, "steady": 1},
+    "clipped": {"position": 7},
 }
 
 
@@ -94,6 +97,9 @@ def test_table_fits_a_terminal_and_names_every_fate(tmp_path):
     assert max(map(len, text.splitlines())) <= 80
     for part in ("123456", "17", "49", "5 × stale", "1 × not_finite", "1 × older", "2 × hold"):
         assert part in text
+    assert "recovery 3 inferences after a reset: P50 25.2, P95 31.5, P99 31.5 ms" in text
+    assert "ran out  2 × recovery; 1 × steady" in text
+    assert "clipped  7 × position" in text
 
 
 def test_plot(tmp_path):

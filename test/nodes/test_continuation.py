@@ -1,0 +1,148 @@
+"""Chunks that go on from each other, by the node under ROS: a small network, the player, and what it applied."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+pytest.importorskip("rclpy", reason="ROS 2 is not installed")
+
+from std_srvs.srv import Trigger
+
+from flashrt_ros.msg import ActionApplied, ActionChunk
+from flashrt_ros.nodes.base import to_ns
+
+from .graph import counts
+
+pytestmark = pytest.mark.graph
+
+
+@pytest.fixture
+def chunks(graph):
+    return graph.collect(ActionChunk, "/policy/action_chunk")
+
+
+@pytest.fixture
+def applied(graph):
+    return graph.collect(ActionApplied, "/action_player/action_applied")
+
+
+def start(graph, request, **parameters):
+    checkpoint = request.config.rootpath / "test/data/tiny_so101"
+    given = {
+        "autostart": True,
+        "instruction": "pick up the cup",
+        "checkpoint": str(checkpoint),
+        "device": "cpu",
+        "steps": 4,
+        "max_age_ms": 5000.0,
+        "max_action_age_ms": 5000.0,
+        "diagnostics_rate": 20.0,
+    }
+    graph.start("policy", **{**given, **parameters})
+    graph.start("action_player", max_age_ms=5000.0)
+
+
+def rows(chunk):
+    return np.array(chunk.actions, np.float32).reshape(chunk.horizon, -1)
+
+
+def planned_ns(chunk):
+    return to_ns(chunk.planned_start) + to_ns(chunk.period) * np.arange(chunk.horizon)
+
+
+def test_rtc_freezes_what_is_executed_meanwhile(graph, drivers, request, chunks, applied):
+    """Each frozen action is, joint for joint, where the chunk before has the arm at that time."""
+    start(graph, request, seam="rtc", replan="actions", replan_actions=3, delay_quantile=1.0)
+    drivers.run(rate_hz=30.0)
+    graph.wait_for(lambda: len(applied) > 100, "actions")
+    compared = 0
+    for before, chunk in pairwise(list(chunks)):
+        if chunk.reset_reason:
+            continue
+        assert chunk.seam == "rtc"
+        times_ns = planned_ns(chunk)[: chunk.frozen]
+        for joint in range(6):
+            there = np.interp(times_ns, planned_ns(before), rows(before)[:, joint])
+            assert np.abs(rows(chunk)[: chunk.frozen, joint] - there).max(initial=0.0) < 1e-6
+        foreseen_ns = to_ns(chunk.foreseen_delay)
+        assert chunk.frozen == -(-foreseen_ns // to_ns(chunk.period))
+        compared += chunk.frozen
+    assert compared > 20
+    assert all(step <= 0.2 * 1.001 for step in step_sizes(list(applied))), "within the step limit"
+
+
+def step_sizes(applied):
+    """Largest step of a joint between actions applied a period apart, across joins too [rad]."""
+    return [
+        np.abs(np.subtract(b.positions, a.positions)).max()
+        for a, b in pairwise(applied)
+        if to_ns(b.planned) - to_ns(a.planned) < 40_000_000
+    ]
+
+
+def test_warm_start_is_cold_after_each_reset_and_counted(graph, drivers, request, chunks):
+    last = graph.statuses()
+    start(graph, request, warm_start=True, reset_divergence=100.0)
+    drivers.run(rate_hz=30.0)
+    graph.wait_for(lambda: len(chunks) > 20, "chunks")
+    have = len(chunks)
+    assert graph.call(Trigger, "/policy/reset", Trigger.Request()).success
+    graph.wait_for(lambda: any(c.reset_reason for c in chunks[have:]), "the reset")
+    have = len(chunks)
+    assert graph.set_parameter("instruction", "put it down").successful
+    graph.wait_for(lambda: any(c.reset_reason for c in chunks[have:]), "the new instruction")
+    assert graph.set_parameter("reset_divergence", 0.0).successful
+    graph.wait_for(lambda: chunks[-1].reset_reason == "divergence", "a warm start that is refused")
+    seen = list(chunks)
+    for chunk in seen:
+        assert chunk.warm_start == (chunk.reset_reason == "")
+        assert chunk.steps == (1 if chunk.warm_start else 4)
+        assert (chunk.recovery_ns > 0) == (chunk.reset_reason != "")
+        if chunk.recovery_ns:
+            assert chunk.recovery_ns == to_ns(chunk.publish) - to_ns(chunk.infer_start)
+    warm = [chunk for chunk in seen if chunk.warm_start]
+    assert max(chunk.executed for chunk in warm) > 0
+    assert all(chunk.divergence > 0 for chunk in warm)
+    reasons = [chunk.reset_reason for chunk in seen if chunk.reset_reason]
+    assert reasons[:3] in (
+        ["episode", "episode", "instruction"],
+        ["episode", "instruction", "divergence"],
+    )
+    assert set(reasons[3:]) <= {"divergence"}
+    status = graph.until_status(
+        last, "policy", lambda s: counts(s).get("resets", {}).get("divergence", 0) >= 1
+    )
+    told = counts(status)
+    assert told["recovery"]["count"] == sum(told["resets"].values())
+    assert told["recovery"]["p50_ms"] <= told["recovery"]["p95_ms"] <= told["recovery"]["p99_ms"]
+
+
+def test_replanning_by_actions_uses_the_newest_and_counts_the_rest(graph, drivers, request, chunks):
+    last = graph.statuses()
+    start(graph, request, replan="actions", replan_actions=4)
+    drivers.run(rate_hz=30.0)
+    graph.wait_for(lambda: len(chunks) > 15, "chunks")
+    for before, chunk in pairwise(list(chunks)):
+        if not chunk.reset_reason:
+            passed_ns = to_ns(chunk.header.stamp) - to_ns(before.header.stamp)
+            assert passed_ns >= 3.5 * to_ns(chunk.period), "at least four actions lie behind"
+    status = graph.until_status(
+        last,
+        "policy",
+        lambda s: counts(s).get("sets", {}).get("rejected", {}).get("not_due", 0) > 5,
+    )
+    assert counts(status)["actions_skipped"] >= sum(c.first_valid_index for c in chunks[:10])
+
+
+def test_stale_tail_is_not_applied(graph, drivers, request, chunks, applied):
+    start(graph, request, max_action_age_ms=150.0, stop_ms=100.0)
+    drivers.run(rate_hz=2.0)  # each chunk has to last for longer than it may
+    graph.wait_for(lambda: len(chunks) > 3 and len(applied) > 8, "actions")
+    by_id = {chunk.chunk_id: chunk for chunk in chunks}
+    for action in list(applied):
+        chunk = by_id.get(action.chunk_id)
+        if chunk is None:
+            continue
+        assert chunk.end_index == 5, "action 4 is due after 133 ms, action 5 after 167 ms"
+        assert action.action_index < chunk.end_index
