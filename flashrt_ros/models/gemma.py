@@ -38,9 +38,7 @@ def embed_prompt(w: LanguageWeights, tokens: Tensor) -> Tensor:
     return F.embedding(tokens, w.embedding) * math.sqrt(w.embedding.shape[1])
 
 
-def project_first(
-    w: LanguageWeights, config: ModelConfig, x: Tensor, positions: Tensor
-) -> Tensor:
+def project_first(w: LanguageWeights, config: ModelConfig, x: Tensor, positions: Tensor) -> Tensor:
     """Layer 0's queries, key and value of embeddings [n, D] at positions [n] → [n, heads + 2, d].
 
     A token's depend on itself and its position alone, so those of a constant text can be kept.
