@@ -31,7 +31,7 @@ MOTION_GOES_ON = frozenset({"", INSTRUCTION, VIEW_CHANGE, DIVERGENCE})
 """After these the robot still executes the chunk before, so that the seam to it must be smooth; after the others it
 is elsewhere, or stands."""
 
-_THUMBNAIL = 24
+_THUMBNAIL_PIXELS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,8 @@ class ResetRules:
     state_jump: float = 0.05
     """Share of a joint's range, beyond what it can move at its maximum velocity in the time between observations."""
     view_change: float = 100.0
-    """Mean absolute difference of two pictures of a camera, grey levels of 255."""
+    """Mean absolute difference of two pictures of a camera, grey levels of 255. A wrist camera's differ by up to 73 in
+    normal motion, those of a lens that is covered by 146: `benchmarks/reset_thresholds.py`."""
     gap_ns: int = 0
     """Longest time between two observations; 0 is the chunk's length."""
 
@@ -88,7 +89,7 @@ class ResetMonitor:
         """
         with self._lock:
             pending, self._pending = self._pending, ""
-        thumbnails = {name: _thumbnail(image) for name, image in observation.images.items()}
+        thumbnails = {name: thumbnail(image) for name, image in observation.images.items()}
         reason = pending
         if not reason and instruction != self._instruction:
             reason = INSTRUCTION
@@ -115,17 +116,17 @@ class ResetMonitor:
         if rules.state_jump and (moved > possible + rules.state_jump * self._range).any():
             return STATE_JUMP
         if rules.view_change and any(
-            view_change(self._thumbnails[name], thumbnail) > rules.view_change
-            for name, thumbnail in thumbnails.items()
+            view_change(self._thumbnails[name], seen) > rules.view_change
+            for name, seen in thumbnails.items()
             if name in self._thumbnails
         ):
             return VIEW_CHANGE
         return ""
 
 
-def _thumbnail(image: NDArray[np.uint8]) -> NDArray[np.int16]:
-    """Every n-th pixel of uint8 [height, width, 3], about _THUMBNAIL a side: cheap, and its mean is the picture's."""
-    step = max(1, min(image.shape[:2]) // _THUMBNAIL)
+def thumbnail(image: NDArray[np.uint8]) -> NDArray[np.int16]:
+    """Every n-th pixel of uint8 [height, width, 3], at least 24 a side: cheap, and its mean is the picture's."""
+    step = max(1, min(image.shape[:2]) // _THUMBNAIL_PIXELS)
     return image[step // 2 :: step, step // 2 :: step].astype(np.int16)
 
 

@@ -110,19 +110,32 @@ def limit_motion(
         The actions, float32 [horizon, joints], and how many numbers were changed, by kind.
     """
     lower, upper = robot.limits()
+    executed = actions[first:]
+    inside: NDArray[np.floating] = np.clip(executed, lower, upper)
+    # Within rounding of the limits a number stays as the policy gave it.
+    outside = np.abs(inside - executed) > _ROUNDING
+    inside = np.where(outside, inside, executed)
+    allowed = robot.max_step() * ease[first:, None]
+    counts = Counter({POSITION: int(outside.sum())})
+    steps = np.diff(np.vstack((before, inside)), axis=0)
+    if (np.abs(steps) > allowed * (1 + 1e-3)).any():
+        inside, fast = _limit_steps(inside, before, allowed)
+        eased = ease[first:] < 1.0
+        counts += Counter({EASE_IN: int(fast[eased].sum()), VELOCITY: int(fast[~eased].sum())})
     limited = actions.copy()
-    counts: Counter[str] = Counter()
-    inside = np.clip(actions, lower, upper)
-    max_step = robot.max_step()
-    for row in range(first, len(actions)):
-        step = inside[row] - before
-        allowed = max_step * ease[row]
-        kept = np.clip(step, -allowed, allowed)
-        fast = np.abs(step) > allowed * (1 + 1e-3)
-        # Within rounding of the limits a number stays as the policy gave it.
-        outside = np.abs(inside[row] - actions[row]) > _ROUNDING
-        limited[row] = np.where(fast, before + kept, np.where(outside, inside[row], actions[row]))
-        counts[POSITION] += int(outside.sum())
-        counts[VELOCITY if ease[row] >= 1.0 else EASE_IN] += int(fast.sum())
-        before = limited[row].astype(np.float64)
+    limited[first:] = inside
     return limited, +counts
+
+
+def _limit_steps(
+    actions: NDArray[np.floating], before: NDArray[np.float64], allowed: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Follow the actions from `before` on in steps of at most `allowed` [rows, joints]; also which were shortened."""
+    limited = actions.astype(np.float64)
+    fast = np.zeros(actions.shape, np.bool_)
+    for row, largest in enumerate(allowed):
+        step = limited[row] - before
+        fast[row] = np.abs(step) > largest * (1 + 1e-3)
+        limited[row] = np.where(fast[row], before + np.clip(step, -largest, largest), limited[row])
+        before = limited[row]
+    return limited, fast
