@@ -90,12 +90,11 @@ def ensemble(predictions: Sequence[Plan], coefficient: float) -> NDArray[np.floa
     times_ns = action_times_ns(predictions[-1])
     total = np.zeros(predictions[-1].actions.shape)
     weights = np.zeros(len(times_ns))
-    rank = np.zeros(len(times_ns))
-    for prediction in predictions:
+    for rank, prediction in enumerate(predictions):
         last_ns = prediction.planned_start_ns + (len(prediction.actions) - 1) * prediction.period_ns
         speaks = (times_ns >= prediction.planned_start_ns) & (times_ns <= last_ns)
-        weight = np.where(speaks, np.exp(-coefficient * rank), 0.0)
+        # Where the oldest say nothing any more, the rest weigh the same against each other.
+        weight = speaks * np.exp(-coefficient * rank)
         total += weight[:, None] * prediction.positions_at(times_ns)
         weights += weight
-        rank += speaks
     return (total / weights[:, None]).astype(np.float32)

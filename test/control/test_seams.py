@@ -141,6 +141,17 @@ def test_rtc_keeps_frozen_actions(warm, steps, strength):
     assert now.first_valid_index == 3
     assert np.abs(now.actions[:3] - before.actions[5:8]).max() <= 1e-6
     assert now.seam == "rtc"
+    # In the normalised chunk too, which the next one goes on from.
+    frozen = [chunk.inference.normalized for chunk in (now, before)]
+    assert np.array_equal(frozen[0][:3], frozen[1][5:8])
+
+
+def test_rtc_freezes_where_the_arm_is_between_two_actions():
+    loop = Loop(SmoothPolicy(offsets=[0.0, OFFSET]), seams=Seams(SeamKind.RTC), limits=NO_EASE)
+    before = loop.chunk(0, delay_periods=3)
+    now = loop.chunk(5.25, delay_periods=3)
+    there = 0.75 * before.actions[5:8] + 0.25 * before.actions[6:9]
+    assert np.abs(now.actions[:3] - there).max() <= 1e-6
 
 
 def test_rtc_freezes_by_the_foreseen_delay_and_no_more_than_the_plan_has():
