@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flashrt_ros.nodes.parameters import NODES
+from flashrt_ros.control.parameters import NODES
 
 ROOT = Path(__file__).resolve().parent.parent
 

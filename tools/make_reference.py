@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def load_parameters():  # noqa: ANN201 - a module
     """The table of parameters, from the checkout and not from what is installed; it needs nothing else."""
     spec = importlib.util.spec_from_file_location(
-        "flashrt_parameters", ROOT / "flashrt_ros/nodes/parameters.py"
+        "flashrt_parameters", ROOT / "flashrt_ros/control/parameters.py"
     )
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -39,7 +39,7 @@ def parameters_page(parameters) -> str:  # noqa: ANN001 - a module
     """The tables of all nodes."""
     parts = [
         "# Parameters\n",
-        "Made by tools/make_reference.py from `flashrt_ros/nodes/parameters.py`. Live parameters take effect while the "
+        "Made by tools/make_reference.py from `flashrt_ros/control/parameters.py`. Live parameters take effect while the "
         "node runs;\nthe others at the next configure, or at the next start. An integer is taken for a double; what is "
         "out of range is\nrefused with the range.\n",
     ]

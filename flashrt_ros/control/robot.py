@@ -16,6 +16,7 @@ import yaml
 from numpy.typing import NDArray
 
 from flashrt_ros.observation.frame import CameraRule, Role
+from flashrt_ros.paths import config_path
 
 UNITS = ("rad", "m", "degrees", "normalized")
 TRANSPORTS = ("raw", "compressed")
@@ -136,6 +137,25 @@ class Robot:
 
     def _offset(self) -> NDArray[np.float64]:
         return np.array([joint.policy_offset for joint in self.joints])
+
+
+def find_robot(name: str) -> Path:
+    """Path of a robot contract: a file, or a name in config/robots.
+
+    Raises:
+        FileNotFoundError: neither.
+    """
+    path = Path(name).expanduser()
+    if path.suffix in (".yaml", ".yml"):
+        if path.exists():
+            return path
+        raise FileNotFoundError(f"robot: no file {path}")
+    known = config_path("robots/so101.yaml").parent
+    path = known / f"{name}.yaml"
+    if not path.is_file():
+        names = ", ".join(sorted(p.stem for p in known.glob("*.yaml")))
+        raise FileNotFoundError(f"robot: expected a .yaml file or one of {names}, found {name!r}")
+    return path
 
 
 def load_robot(path: Path) -> Robot:

@@ -11,12 +11,12 @@ from rclpy.node import Node
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64MultiArray
 
+from flashrt_ros.control.parameters import ACTION_PLAYER
 from flashrt_ros.control.player import ChunkPlayer
-from flashrt_ros.control.robot import load_robot
+from flashrt_ros.control.robot import find_robot, load_robot
 from flashrt_ros.msg import ActionApplied, ActionChunk
-from flashrt_ros.nodes.base import RELIABLE, Parameters, find_robot, run, to_time
+from flashrt_ros.nodes.base import RELIABLE, Parameters, run, to_time
 from flashrt_ros.nodes.messages import applied_message, command_message, playable_chunk
-from flashrt_ros.nodes.parameters import ACTION_PLAYER
 from flashrt_ros.nodes.policy_diagnostics import COUNTS_KEY
 
 

@@ -16,14 +16,15 @@ from rclpy.node import Node
 from rclpy.qos import HistoryPolicy, QoSProfile
 from std_msgs.msg import Header
 
+from flashrt_ros.control.parameters import AGE_LOGGER
 from flashrt_ros.msg import ActionAge as ActionAgeMessage
 from flashrt_ros.msg import ActionApplied, ActionChunk, AgeStatistics
-from flashrt_ros.nodes.base import RELIABLE, Parameters, run, to_duration, to_ns, to_time
+from flashrt_ros.nodes.base import RELIABLE, Parameters, run, to_duration, to_time
 from flashrt_ros.nodes.messages import age_message, chunk_record
-from flashrt_ros.nodes.parameters import AGE_LOGGER
 from flashrt_ros.nodes.policy_diagnostics import COUNTS_KEY
 from flashrt_ros.observation.age_log import AgeLogWriter
 from flashrt_ros.observation.ages import STATISTICS_ROWS, ActionAge, AgeJoiner, AgeWindow
+from flashrt_ros.observation.timeline import to_ns
 
 _PERCENTILES = (50, 95, 99, 100)
 _DEEP = QoSProfile(history=HistoryPolicy.KEEP_LAST, depth=200)

@@ -7,7 +7,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import rclpy
@@ -25,8 +24,7 @@ from rclpy.parameter import Parameter as RosParameter
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
 from rclpy.signals import SignalHandlerOptions
 
-from flashrt_ros.nodes.parameters import Parameter
-from flashrt_ros.paths import config_path
+from flashrt_ros.control.parameters import Parameter
 
 _SIGNAL_PERIOD_S = 0.2
 
@@ -52,11 +50,6 @@ def sensor_qos(depth: int, *, reliable: bool = False) -> QoSProfile:
     )
 
 
-def to_ns(stamp: Time | Duration) -> int:
-    """Nanoseconds of a stamp or duration message."""
-    return int(stamp.sec) * 1_000_000_000 + int(stamp.nanosec)
-
-
 def to_time(ns: int) -> Time:
     """Stamp message of nanoseconds."""
     return Time(sec=ns // 1_000_000_000, nanosec=ns % 1_000_000_000)
@@ -65,25 +58,6 @@ def to_time(ns: int) -> Time:
 def to_duration(ns: int) -> Duration:
     """Duration message of nanoseconds."""
     return Duration(sec=ns // 1_000_000_000, nanosec=ns % 1_000_000_000)
-
-
-def find_robot(name: str) -> Path:
-    """Path of a robot contract: a file, or a name in config/robots.
-
-    Raises:
-        FileNotFoundError: neither.
-    """
-    path = Path(name).expanduser()
-    if path.suffix in (".yaml", ".yml"):
-        if path.exists():
-            return path
-        raise FileNotFoundError(f"robot: no file {path}")
-    known = config_path("robots/so101.yaml").parent
-    path = known / f"{name}.yaml"
-    if not path.is_file():
-        names = ", ".join(sorted(p.stem for p in known.glob("*.yaml")))
-        raise FileNotFoundError(f"robot: expected a .yaml file or one of {names}, found {name!r}")
-    return path
 
 
 class Parameters:

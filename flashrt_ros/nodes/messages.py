@@ -16,10 +16,10 @@ from flashrt_ros.control.player import PlayableChunk
 from flashrt_ros.control.robot import Robot
 from flashrt_ros.msg import ActionAge as ActionAgeMessage
 from flashrt_ros.msg import ActionApplied, ActionChunk, CameraStamp
-from flashrt_ros.nodes.base import to_duration, to_ns, to_time
+from flashrt_ros.nodes.base import to_duration, to_time
 from flashrt_ros.observation.ages import ActionAge, ChunkRecord
 from flashrt_ros.observation.frame import Observation
-from flashrt_ros.observation.timeline import Timeline
+from flashrt_ros.observation.timeline import Timeline, to_ns
 
 
 def chunk_message(chunk: Chunk, observation: Observation, robot: Robot) -> ActionChunk:

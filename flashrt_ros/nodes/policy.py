@@ -25,9 +25,12 @@ from std_msgs.msg import String
 from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
+from flashrt_ros.control.observer import ObservationError
+from flashrt_ros.control.parameters import POLICY
 from flashrt_ros.control.policies import PolicySettings, build_policy, release_memory
-from flashrt_ros.control.resets import EPISODE, HOLD
-from flashrt_ros.control.robot import load_robot
+from flashrt_ros.control.resets import EPISODE
+from flashrt_ros.control.robot import find_robot, load_robot
+from flashrt_ros.control.runner import PolicyRunner
 from flashrt_ros.control.safety import UnsafeActionError
 from flashrt_ros.control.session import PolicySession
 from flashrt_ros.msg import ActionApplied, ActionChunk
@@ -36,18 +39,15 @@ from flashrt_ros.nodes.base import (
     LATCHED,
     RELIABLE,
     Parameters,
-    find_robot,
     run,
-    to_ns,
     to_time,
 )
-from flashrt_ros.nodes.inputs import ObservationError, ObservationInputs
+from flashrt_ros.nodes.inputs import ObservationInputs
 from flashrt_ros.nodes.messages import chunk_message, hold_message, trajectory_message
-from flashrt_ros.nodes.parameters import POLICY
 from flashrt_ros.nodes.policy_diagnostics import policy_status
-from flashrt_ros.nodes.session_settings import session_settings
 from flashrt_ros.observation.frame import FrameSet
 from flashrt_ros.observation.joint_state import JointStateError
+from flashrt_ros.observation.timeline import to_ns
 
 _WATCH_PERIOD_S = 0.05
 
@@ -64,9 +64,8 @@ class PolicyNode(LifecycleNodeMixin, Node):
         )
         self._session: PolicySession | None = None
         self._inputs: ObservationInputs | None = None
+        self._runner: PolicyRunner | None = None
         self._worker: threading.Thread | None = None
-        self._last_publish_ns = 0
-        self._holding = ""
         self._progress = ""
         self._own_instructions: deque[str] = deque(maxlen=16)
         self.holds: Counter[str] = Counter()
@@ -124,13 +123,14 @@ class PolicyNode(LifecycleNodeMixin, Node):
             session = self._session
             assert session is not None, "activate comes after configure"
             session.reset(EPISODE)
-            self._holding = ""
-            self._last_publish_ns = self._now_ns()
             self._inputs = ObservationInputs(self, session.robot, self._settings)
         except Exception as error:
             return self._failed("activate", error)
+        self._runner = PolicyRunner(
+            session, self._inputs.observer, self._settings, self._now_ns(), self.holds
+        )
         self._worker = threading.Thread(
-            target=self._work, args=(session, self._inputs), name="inference", daemon=True
+            target=self._work, args=(self._runner,), name="inference", daemon=True
         )
         self._worker.start()
         self.get_logger().info("active")
@@ -172,7 +172,7 @@ class PolicyNode(LifecycleNodeMixin, Node):
             self.trigger_activate()
 
     def _stop(self) -> None:
-        inputs, self._inputs = self._inputs, None
+        inputs, self._inputs, self._runner = self._inputs, None, None
         if inputs is not None:
             inputs.destroy()
         worker, self._worker = self._worker, None
@@ -189,11 +189,11 @@ class PolicyNode(LifecycleNodeMixin, Node):
 
     # ------------------------------------------------------------ inference
 
-    def _work(self, session: PolicySession, inputs: ObservationInputs) -> None:
+    def _work(self, runner: PolicyRunner) -> None:
         """Infer one set after the other, until the mailbox is closed. Nothing that goes wrong ends the loop."""
-        while (frame_set := inputs.mailbox.take()) is not None:
+        while (frame_set := runner.observer.mailbox.take()) is not None:
             try:
-                self._infer(session, inputs, frame_set)
+                self._infer(runner, frame_set)
             except (ObservationError, UnsafeActionError) as error:
                 self.get_logger().warning(str(error), throttle_duration_sec=1.0)
             except Exception as error:
@@ -203,22 +203,12 @@ class PolicyNode(LifecycleNodeMixin, Node):
                     throttle_duration_sec=1.0,
                 )
 
-    def _infer(
-        self, session: PolicySession, inputs: ObservationInputs, frame_set: FrameSet
-    ) -> None:
-        instruction = self._settings["instruction"]
-        if not instruction:
-            inputs.reject("no_instruction")
+    def _infer(self, runner: PolicyRunner, frame_set: FrameSet) -> None:
+        result = runner.infer(frame_set, self._now_ns())
+        if result is None:
             return
-        if self._now_ns() - frame_set.stamp_ns > self._settings.ns("max_age_ms"):
-            inputs.reject("stale")
-            return
-        session.settings = session_settings(self._settings)
-        if not session.due(frame_set.stamp_ns, instruction):
-            inputs.reject("not_due")
-            return
-        observation = inputs.observe(frame_set)
-        inference = session.step(observation, instruction)
+        observation, inference = result
+        session = runner.session
         chunk = session.publish(observation, inference)
         if chunk is None:
             self.get_logger().warning(
@@ -234,50 +224,35 @@ class PolicyNode(LifecycleNodeMixin, Node):
             )
             if trajectory is not None:
                 self._trajectories.publish(trajectory)
-        self._last_publish_ns = chunk.timeline.publish_ns
-        if self._holding:
+        if runner.published(chunk.timeline.publish_ns):
             self.get_logger().info("chunks flow again")
-            self._holding = ""
 
     # ------------------------------------------------------------ watching
 
     def _watch(self) -> None:
         """Hold the robot when an input fell silent or no chunk came for `max_age_ms`."""
-        session, inputs = self._session, self._inputs
-        if inputs is None or session is None:
+        runner = self._runner
+        if runner is None:
             return
         now_ns = self._now_ns()
-        inputs.watchdog.max_silence_ns = max_age_ns = self._settings.ns("max_age_ms")
-        silent = inputs.watchdog.silent(now_ns)
-        if silent:
-            self._hold(session, inputs, f"silent: {', '.join(silent)}", now_ns)
-        elif self._settings["instruction"] and now_ns - self._last_publish_ns > max_age_ns:
-            self._hold(session, inputs, "no chunk", now_ns)
-
-    def _hold(
-        self, session: PolicySession, inputs: ObservationInputs, reason: str, now_ns: int
-    ) -> None:
-        if self._holding == reason:
+        reason = runner.watch(now_ns)
+        if not reason:
             return
-        self._holding = reason
-        self.holds[reason] += 1
-        session.reset(HOLD)
         self.get_logger().error(f"holding the robot: {reason}")
         if self._settings["dry_run"]:
             return
         try:
-            positions = inputs.joint_states.nearest(now_ns).positions
+            positions = runner.observer.joint_states.nearest(now_ns).positions
         except JointStateError:
             # Without a position there is nothing to hold at; a controller ends its trajectory at rest by itself.
             return
-        self._trajectories.publish(hold_message(positions, session.robot, now_ns))
+        self._trajectories.publish(hold_message(positions, runner.session.robot, now_ns))
 
     def _on_clock_jump(self, jump: Any) -> None:
         self.incidents["clock_jump"] += 1
         self.get_logger().warning("the clock jumped: what was received before it is dropped")
-        self._last_publish_ns = self._now_ns()
-        if self._inputs is not None:
-            self._inputs.clock_jumped()
+        if self._runner is not None:
+            self._runner.clock_jumped(self._now_ns())
 
     def _publish_diagnostics(self) -> None:
         message = DiagnosticArray()
@@ -288,7 +263,7 @@ class PolicyNode(LifecycleNodeMixin, Node):
             state=state[1],
             active=state[0] == State.PRIMARY_STATE_ACTIVE,
             progress=self._progress,
-            holding=self._holding,
+            holding=self._runner.holding if self._runner is not None else "",
             session=self._session,
             inputs=self._inputs,
             counts={"holds": dict(self.holds), "incidents": dict(self.incidents)},

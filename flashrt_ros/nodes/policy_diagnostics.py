@@ -8,8 +8,9 @@ from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
 
+from flashrt_ros.control.observer import JOINT_STATES
 from flashrt_ros.control.session import PolicySession
-from flashrt_ros.nodes.inputs import JOINT_STATES, ObservationInputs
+from flashrt_ros.nodes.inputs import ObservationInputs
 
 COUNTS_KEY = "counts"
 """Key whose value is a JSON object of all counts; the age logger keeps it."""
@@ -53,7 +54,7 @@ def policy_status(
         counts["foreseen_delay_ms"] = session.foreseen_delay_ns() / 1e6
     inputs_status = []
     if inputs is not None:
-        counts |= inputs.counts()
+        counts |= inputs.observer.counts()
         inputs_status = _input_statuses(name, inputs, counts, now_ns)
     values[COUNTS_KEY] = json.dumps(counts, separators=(",", ":"))
     level, text = DiagnosticStatus.OK, progress or state
@@ -67,7 +68,8 @@ def policy_status(
 def _input_statuses(
     name: str, inputs: ObservationInputs, counts: Mapping[str, Any], now_ns: int
 ) -> list[DiagnosticStatus]:
-    silent = inputs.watchdog.silent(now_ns)
+    watchdog = inputs.observer.watchdog
+    silent = watchdog.silent(now_ns)
     statuses = []
     for camera, fates in counts["cameras"].items():
         level, text = DiagnosticStatus.OK, "frames arrive"
@@ -75,7 +77,7 @@ def _input_statuses(
         if camera in inputs.incompatible:
             level, text = DiagnosticStatus.ERROR, inputs.incompatible[camera]
         elif camera in silent:
-            silence_ms = (inputs.watchdog.silence_ns(camera, now_ns) or 0) / 1e6
+            silence_ms = (watchdog.silence_ns(camera, now_ns) or 0) / 1e6
             level, text = (
                 DiagnosticStatus.ERROR,
                 f"camera {camera} is silent for {silence_ms:.0f} ms",

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from flashrt_ros.control.parameters import NODES
 from flashrt_ros.demo import DemoSettings
-from flashrt_ros.nodes.parameters import NODES
 from flashrt_ros.paths import config_path, executable_path
 
 ROOT = Path(__file__).resolve().parents[2]

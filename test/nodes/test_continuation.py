@@ -10,7 +10,7 @@ pytest.importorskip("rclpy", reason="ROS 2 is not installed")
 from std_srvs.srv import Trigger
 
 from flashrt_ros.msg import ActionApplied, ActionChunk
-from flashrt_ros.nodes.base import to_ns
+from flashrt_ros.observation.timeline import to_ns
 
 from .graph import counts
 

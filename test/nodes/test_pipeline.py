@@ -14,8 +14,9 @@ from diagnostic_msgs.msg import DiagnosticStatus
 from sensor_msgs.msg import JointState
 
 from flashrt_ros.msg import ActionAge, ActionApplied, ActionChunk, AgeStatistics
-from flashrt_ros.nodes.base import sensor_qos, to_ns
+from flashrt_ros.nodes.base import sensor_qos
 from flashrt_ros.observation.ages import FATES
+from flashrt_ros.observation.timeline import to_ns
 from flashrt_ros.offline.run_log import read_run
 from flashrt_ros.paths import config_path, executable_path
 

@@ -18,7 +18,8 @@ from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
 from flashrt_ros.msg import ActionChunk
-from flashrt_ros.nodes.base import LATCHED, to_ns
+from flashrt_ros.nodes.base import LATCHED
+from flashrt_ros.observation.timeline import to_ns
 from flashrt_ros.paths import config_path
 
 from .graph import ACTIVATE, CLEANUP, CONFIGURE, DEACTIVATE, JOINTS, counts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flashrt_ros.control.chunk import Start
 from flashrt_ros.control.delay import DelaySettings, Estimate
+from flashrt_ros.control.observer import Settings
 from flashrt_ros.control.replanning import Replan, Replanning
 from flashrt_ros.control.resets import ResetRules
 from flashrt_ros.control.rtc import Rtc, Schedule, Strength
@@ -11,12 +12,11 @@ from flashrt_ros.control.safety import Limits
 from flashrt_ros.control.seams import SeamKind, Seams
 from flashrt_ros.control.settings import SessionSettings
 from flashrt_ros.control.warm_start import WarmStart
-from flashrt_ros.nodes.base import Parameters
 
 
-def session_settings(parameters: Parameters) -> SessionSettings:
+def session_settings(values: Settings) -> SessionSettings:
     """Read all of them once: they hold for one inference."""
-    p = parameters
+    p = values
     return SessionSettings(
         start=Start(p["start"]),
         max_action_age_ns=p.ns("max_action_age_ms"),
