@@ -40,8 +40,12 @@ setup(
         "torch>=2.5",
     ],
     extras_require={
-        "bags": ["rosbags>=0.10"],
+        "bags": ["rosbags>=0.11", "tqdm>=4.60"],
+        # Ray spreads replays over machines; nobody needs it for one.
+        "cluster": ["ray[default]>=2.9"],
         "kernels": ["triton>=3.1; platform_system == 'Linux'"],
+        # Tables that pandas, DuckDB and Spark read without parsing; the CSV files hold the same.
+        "parquet": ["pyarrow>=14"],
         "plots": ["matplotlib>=3.5"],
         "sim": ["mujoco>=3.1"],
         "test": ["hypothesis>=6.100", "pytest>=8"],

@@ -25,7 +25,12 @@ from flashrt_ros.paths import config_path, executable_path
 _START_LIMIT_S = 120.0
 _STOP_LIMIT_S = 10.0
 _LINES_SHOWN = 8
-_STOP_ORDER = (("action_player", "policy"), ("age_logger",), ("sim_camera", "sim_robot"))
+_STOP_ORDER = (
+    ("action_player", "policy"),
+    ("age_logger",),
+    ("bag_recorder",),
+    ("sim_camera", "sim_robot"),
+)
 
 
 class DemoError(RuntimeError):
@@ -44,6 +49,10 @@ class DemoSettings:
     seed: int = 0
     belt_speed_m_s: float = 0.04
     camera_delay_ms: float = 0.0
+    bag: Path | None = None
+    """Folder of a recording of all topics; None: none is made."""
+    storage: str = "mcap"
+    """Its format: `mcap` or `sqlite3`."""
     follow: str = "player"
     """`player`: the arm follows action_player; `trajectory`: the policy's joint trajectories."""
 
@@ -156,6 +165,10 @@ def _start(processes: Processes, settings: DemoSettings, age_log: Path, task_log
     # The logger first: it must have heard the first chunk.
     processes.start("age_logger", [*shared, "-p", f"log_file:={age_log}"])
     _wait_until(processes, settings, age_log.is_file)
+    if settings.bag is not None:
+        recording = ["-p", f"bag:={settings.bag}", "-p", f"storage:={settings.storage}"]
+        processes.start("bag_recorder", [*shared, *recording])
+        _wait_until(processes, settings, settings.bag.is_dir)
     if settings.follow == "player":
         processes.start("action_player", shared)
     processes.start("sim_camera", [*shared, *world, "-p", f"delay_ms:={settings.camera_delay_ms}"])

@@ -39,9 +39,9 @@ def parameters_page(parameters) -> str:  # noqa: ANN001 - a module
     """The tables of all nodes."""
     parts = [
         "# Parameters\n",
-        "Made by tools/make_reference.py from `flashrt_ros/control/parameters.py`. Live parameters take effect while the "
-        "node runs;\nthe others at the next configure, or at the next start. An integer is taken for a double; what is "
-        "out of range is\nrefused with the range.\n",
+        "Made by tools/make_reference.py from `flashrt_ros/control/parameters.py`. Live parameters take effect while "
+        "the node runs;\nthe others at the next configure, or at the next start. An integer is taken for a "
+        "double; what is out of range is\nrefused with the range.\n",
     ]
     for node in parameters.NODES:
         parts += [f"## {node}\n", parameters.markdown_table(node)]

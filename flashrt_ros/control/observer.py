@@ -63,7 +63,7 @@ class Observer:
         self.frames = FrameIntake(
             _make_synchronizer(robot, settings),
             {
-                camera.name: GapCounter(camera.rate_hz and round(1e9 / camera.rate_hz))
+                camera.name: GapCounter(round(1e9 / camera.rate_hz) if camera.rate_hz else None)
                 for camera in robot.cameras
             },
         )

@@ -5,8 +5,9 @@ Nothing here imports ROS, so that the documentation can be made without it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 Value = bool | int | float | str | list[str]
@@ -443,14 +444,116 @@ SIM_CAMERA = (
     Parameter("drop", 0.0, "Share of pictures that are not published.", "", 0.0, 1.0, live=True),
 )
 
+BAG_RECORDER = (
+    Parameter("bag", "", "Folder of the recording; must not exist."),
+    Parameter(
+        "storage",
+        "mcap",
+        "Format; of an mcap that is killed all but the last second can be read, of sqlite3 nothing.",
+        choices=("mcap", "sqlite3"),
+    ),
+    Parameter("topics", [], "Full names of the topics to record; empty: all that appear."),
+)
+
+BAG_PLAYER = (
+    _ROBOT,
+    Parameter("bag", "", "Recording to play: a folder, or an .mcap or .db3 file."),
+    Parameter(
+        "topics",
+        [],
+        "Full names of the topics to play; empty: cameras, joint states and instruction of the robot.",
+    ),
+    Parameter(
+        "robot_namespace", "", "Namespace of the robot in the recording; empty: found by itself."
+    ),
+    Parameter("rate", 1.0, "How fast time passes.", "", 0.01, 100.0),
+    Parameter("clock_rate", 1000.0, "How often /clock is published.", "Hz", 1.0, 5000.0),
+    Parameter(
+        "wait_s",
+        60.0,
+        "How long each topic is waited for to have a subscriber before the first message.",
+        "s",
+        0.0,
+        3600.0,
+    ),
+    Parameter("drain_s", 1.0, "How long /clock goes on after the last message.", "s", 0.0, 60.0),
+)
+
 NODES: dict[str, tuple[Parameter, ...]] = {
     "policy": POLICY,
     "age_logger": AGE_LOGGER,
     "action_player": ACTION_PLAYER,
     "sim_robot": SIM_ROBOT,
     "sim_camera": SIM_CAMERA,
+    "bag_recorder": BAG_RECORDER,
+    "bag_player": BAG_PLAYER,
 }
 """Parameters by node."""
+
+
+class ParameterValues:
+    """Values of one node's parameters where no node holds them: in a replay.
+
+    Args:
+        node: name in `NODES`.
+        given: values by name; the others have their defaults.
+
+    Raises:
+        ValueError: an unknown name, or a value that does not fit.
+    """
+
+    def __init__(self, node: str, given: Mapping[str, Any]) -> None:
+        self._table = {parameter.name: parameter for parameter in NODES[node]}
+        self._values = {name: parameter.default for name, parameter in self._table.items()}
+        for name, value in given.items():
+            self.set(name, value)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def ns(self, name: str) -> int:
+        """A duration parameter in nanoseconds."""
+        return duration_ns(name, self[name])
+
+    def set(self, name: str, value: Any) -> None:
+        """Change one value.
+
+        Raises:
+            ValueError: an unknown name, or it does not fit.
+        """
+        if name not in self._table:
+            raise ValueError(f"parameter {name}: expected one of {', '.join(self._table)}")
+        self._values[name] = self._table[name].check(value)
+
+
+def duration_ns(name: str, value: float) -> int:
+    """Nanoseconds of a duration parameter, by the unit in its name (`_ms` or `_s`)."""
+    return round(value * (1e6 if name.endswith("_ms") else 1e9))
+
+
+def read_parameter_file(path: Path, node: str) -> dict[str, Any]:
+    """What a ROS parameter file sets for a node of this name, in whatever namespace.
+
+    Raises:
+        ValueError: not such a file.
+        FileNotFoundError: no such file.
+    """
+    # Those who only want the table need no YAML.
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: not YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: expected a mapping from node names to ros__parameters")
+    values: dict[str, Any] = {}
+    for pattern, entry in content.items():
+        if str(pattern).rpartition("/")[2] in (node, "**"):
+            if not isinstance(entry, dict) or not isinstance(entry.get("ros__parameters"), dict):
+                raise ValueError(f"{path}: {pattern}: expected ros__parameters: with a mapping")
+            values |= entry["ros__parameters"]
+    return values
 
 
 def yaml_text(node: str) -> str:

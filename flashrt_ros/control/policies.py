@@ -104,7 +104,8 @@ class CheckpointPolicy:
         self._robot = robot
         self._uniform_times = uniform_times
         self._steps = settings.steps
-        self._generator = torch.Generator().manual_seed(settings.seed)
+        self._seed = settings.seed
+        self._generator = torch.Generator()
         processor = self._policy.processor
         fed = [camera.feature for camera in robot.cameras]
         unknown = [feature for feature in fed if feature not in processor.cameras]
@@ -136,7 +137,13 @@ class CheckpointPolicy:
         return self.decode(self.denoise(context, Denoising(self._steps)), observation)
 
     def encode(self, observation: Observation, instruction: str) -> Any:
-        """The prefix: views by the contract's features, state and prompt."""
+        """The prefix: views by the contract's features, state and prompt.
+
+        The noise that follows depends on the seed and the observation's stamp alone, not on how many were inferred
+        before: a replay that drops other observations than the run did still draws the same for the same observation.
+        """
+        mixed = np.random.SeedSequence((self._seed, observation.frame_set.stamp_ns))
+        self._generator.manual_seed(int(mixed.generate_state(1)[0]))
         images = {
             camera.feature: observation.images[camera.name]
             for camera in self._robot.cameras

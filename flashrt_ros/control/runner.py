@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 from flashrt_ros.control.chunk import Inference
 from flashrt_ros.control.observer import Observer, Settings
@@ -63,6 +64,14 @@ class PolicyRunner:
             return None
         observation = self.observer.observe(frame_set)
         return observation, self.session.step(observation, instruction)
+
+    def counts(self) -> dict[str, Any]:
+        """What became of everything received, inferred and refused, as plain values."""
+        return {
+            "holds": dict(self.holds),
+            **self.session.counts(),
+            **self.observer.counts(),
+        }
 
     def published(self, publish_ns: int) -> bool:
         """Say that a chunk went out; returns whether that ended a hold."""

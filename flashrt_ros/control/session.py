@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,6 +97,18 @@ class PolicySession:
     def report_applied(self, chunk_id: int, action_index: int, apply_ns: int) -> None:
         """An action of a chunk reached the robot; from any thread."""
         self._execution.report(chunk_id, action_index, apply_ns)
+
+    def counts(self) -> dict[str, Any]:
+        """What became of inferences and chunks so far, as plain values."""
+        return {
+            "resets": dict(self.resets),
+            "chunks_refused": dict(self.refused),
+            "actions_skipped": self.skipped_actions,
+            "clipped": dict(self.clipped),
+            "deadlines_missed": dict(self.recovery.deadlines_missed),
+            "recovery": self.recovery.percentiles_ms(),
+            "foreseen_delay_ms": self.foreseen_delay_ns() / 1e6,
+        }
 
     def foreseen_delay_ns(self) -> int:
         """Capture to publication of the next chunk, as the delay model has it [ns]."""

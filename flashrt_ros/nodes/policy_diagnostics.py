@@ -45,13 +45,7 @@ def policy_status(
     values = {"state": state}
     if session is not None:
         values["plan"] = session.policy.spec.plan_id
-        counts["resets"] = dict(session.resets)
-        counts["chunks_refused"] = dict(session.refused)
-        counts["actions_skipped"] = session.skipped_actions
-        counts["clipped"] = dict(session.clipped)
-        counts["deadlines_missed"] = dict(session.recovery.deadlines_missed)
-        counts["recovery"] = session.recovery.percentiles_ms()
-        counts["foreseen_delay_ms"] = session.foreseen_delay_ns() / 1e6
+        counts |= session.counts()
     inputs_status = []
     if inputs is not None:
         counts |= inputs.observer.counts()

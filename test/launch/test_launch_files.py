@@ -58,7 +58,7 @@ def test_demo_is_the_demo_of_the_command():
     command = {
         name.removesuffix("_s").removesuffix("_m"): parameter.default
         for name, parameter in settings.items()
-        if name not in ("duration_s", "folder", "checkpoint")
+        if name not in ("duration_s", "folder", "checkpoint", "bag", "storage")
     }
     launch = arguments("demo.launch.py")
     assert launch.keys() == command.keys() | {"duration", "params_file"}

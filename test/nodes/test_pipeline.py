@@ -242,7 +242,16 @@ def test_dropped_pictures_are_counted(graph):
 
 
 @pytest.mark.parametrize(
-    "node", ["policy", "age_logger", "action_player", "sim_robot", "sim_camera"]
+    "node",
+    [
+        "policy",
+        "age_logger",
+        "action_player",
+        "sim_robot",
+        "sim_camera",
+        "bag_recorder",
+        "bag_player",
+    ],
 )
 def test_executables_are_installed(node):
     assert executable_path(node).stat().st_mode & 0o111
