@@ -218,6 +218,8 @@ def _policy_parameters(given: argparse.Namespace) -> dict[str, Any]:
 def _replay(given: argparse.Namespace) -> int:
     from flashrt_ros.offline.replay_many import replay_bags
 
+    # Threads of a small network on a busy machine wait for each other: a large one on a CPU sets what it needs.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     return replay_bags(
         given.bags,
         given.out,

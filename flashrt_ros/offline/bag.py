@@ -7,15 +7,18 @@ What was lost is said in `Bag.notes`, one line each.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import re
 import shutil
+import sqlite3
 import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
+from urllib.parse import quote
 
 import yaml
 
@@ -155,35 +158,35 @@ class Bag:
             reader = Reader(plain)
             reader.open()
         except Exception as error:  # A broken file breaks the reader in many ways.
-            if path.suffix != ".mcap" or not path.stat().st_size:
-                size = path.stat().st_size
-                self.notes.append(
-                    f"{path.name}: cannot be read ({size} bytes): {_line(error) or 'empty'}"
-                )
-                return
-            self._open_cut_off(path)
+            self._open_broken(path, error)
             return
         self._files.append(_File(path, reader, cut_off=False))
 
-    def _open_cut_off(self, path: Path) -> None:
-        """Read an MCAP file without its end from a copy of its whole records."""
+    def _open_broken(self, path: Path, error: Exception) -> None:
+        """Read a file that does not open from a copy of what is whole in it."""
         from rosbags.rosbag2 import Reader
 
         repaired = Path(self._temporary.name) / f"{len(self._files)}_{path.name}"
+        mcap = path.suffix == ".mcap"
         try:
-            with path.open("rb") as source, repaired.open("wb") as target:
-                _copy_whole_records(source, target)
+            if mcap:
+                with path.open("rb") as source, repaired.open("wb") as target:
+                    _copy_whole_records(source, target)
+            else:
+                _copy_whole_rows(path, repaired)
             reader = Reader(repaired)
             reader.open()
-        except Exception as error:  # As above: whatever a reader may stumble over.
-            self.notes.append(f"{path.name}: cannot be read: {_line(error)}")
+        except Exception:  # As above: whatever a reader may stumble over.
+            size = path.stat().st_size
+            reason = _line(error).replace(f"{path}: ", "") if size else "it is empty"
+            self.notes.append(f"{path.name}: cannot be read ({size} bytes): {reason}")
             return
         seconds = max(0, reader.end_time - reader.start_time) / 1e9 if reader.message_count else 0.0
+        what = "cut off or without its index" if mcap else "damaged"
         self.notes.append(
-            f"{path.name}: cut off or without its index: {reader.message_count} messages over {seconds:.1f} s "
-            "could be read"
+            f"{path.name}: {what}: {reader.message_count} messages over {seconds:.1f} s could be read"
         )
-        self._files.append(_File(path, reader, cut_off=True))
+        self._files.append(_File(path, reader, cut_off=mcap))
 
     def _register(self, connection: Any) -> None:
         """Learn the definition of a message type that rosbags does not bring."""
@@ -313,6 +316,27 @@ def _copy_whole_records(source: BinaryIO, target: BinaryIO) -> None:
         target.write(head + content)
     target.write(bytes([_MCAP_DATA_END]) + (4).to_bytes(8, "little") + bytes(4))
     target.write(bytes([_MCAP_FOOTER]) + (20).to_bytes(8, "little") + bytes(20) + _MCAP_MAGIC)
+
+
+def _copy_whole_rows(source: Path, target: Path) -> None:
+    """Copy a damaged SQLite recording up to the damage, and from its end back to it."""
+    # A path of a URI: what is special there is escaped.
+    damaged = sqlite3.connect(f"file:{quote(str(source))}?mode=ro", uri=True)
+    copy = sqlite3.connect(target)
+    try:
+        tables = damaged.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'")
+        for name, sql in tables.fetchall():
+            copy.execute(sql)
+            for order in ("ASC", "DESC") if name == "messages" else ("ASC",):
+                # Damage ends a scan; what came before it has been copied.
+                with contextlib.suppress(sqlite3.DatabaseError):
+                    for row in damaged.execute(f"SELECT * FROM {name} ORDER BY rowid {order}"):
+                        marks = ",".join("?" * len(row))
+                        copy.execute(f"INSERT OR IGNORE INTO {name} VALUES ({marks})", row)
+        copy.commit()
+    finally:
+        damaged.close()
+        copy.close()
 
 
 def _reordered(messages: Iterator[tuple[Any, int, bytes]]) -> Iterator[tuple[Any, int, bytes]]:

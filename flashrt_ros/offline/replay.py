@@ -129,7 +129,7 @@ def replay(
     result["times_real_time"] = result["bag"]["duration_s"] / seconds
     _write(settings.folder, run, table, result)
     if not machine.chunks:
-        raise ReplayError(_why_nothing(settings, machine, values))
+        raise ReplayError(_why_nothing(settings, machine, values, result["bag"]["notes"]))
     return result
 
 
@@ -248,7 +248,9 @@ def _write(folder: Path, run: Run, table: ActionTable, result: dict[str, Any]) -
     (folder / RESULT_NAME).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
-def _why_nothing(settings: ReplaySettings, machine: VirtualRobot, values: ParameterValues) -> str:
+def _why_nothing(
+    settings: ReplaySettings, machine: VirtualRobot, values: ParameterValues, notes: list[str]
+) -> str:
     counts = machine.observer.counts()
     frames = {name: camera["received"] for name, camera in counts["cameras"].items()}
     reasons = dict(counts["sets"]["rejected"]) | dict(machine.complaints)
@@ -262,6 +264,7 @@ def _why_nothing(settings: ReplaySettings, machine: VirtualRobot, values: Parame
     return (
         f"{settings.bag}: no chunk came of it{advice}; frames: {frames}, complete sets: "
         f"{counts['sets']['received']}, not inferred: {reasons or 'none'}"
+        + "".join(f"; {note}" for note in notes)
     )
 
 
