@@ -40,24 +40,24 @@ class BagPlayer(Node):
         self._wait_s, self._drain_s = settings["wait_s"], settings["drain_s"]
         self._bag = Bag(Path(settings["bag"]).expanduser())
         topics = settings["topics"] or self._input_topics(settings)
-        self._publishers = {topic: self._publisher(topic) for topic in topics}
+        self._outputs = {topic: self._output(topic) for topic in topics}
         for note in self._bag.notes:
             self.get_logger().warning(note)
         self._clock_publisher = self.create_publisher(Clock, "/clock", RELIABLE)
         self._begin_s: float | None = None
         self._stopping = threading.Event()
         clock_period_s = 1.0 / settings["clock_rate"]
-        self._threads = [
+        self._workers = [
             threading.Thread(target=self._tick, args=(clock_period_s,), name="clock", daemon=True),
             threading.Thread(target=self._play, name="player", daemon=True),
         ]
-        for thread in self._threads:
+        for thread in self._workers:
             thread.start()
 
     def close(self) -> None:
         """Stop playing."""
         self._stopping.set()
-        for thread in self._threads:
+        for thread in self._workers:
             thread.join()
         self._bag.close()
 
@@ -67,7 +67,7 @@ class BagPlayer(Node):
         inputs = [*found.cameras.values(), found.joint_states, found.instruction]
         return [topic for topic in inputs if topic]
 
-    def _publisher(self, topic: str) -> Any:
+    def _output(self, topic: str) -> Any:
         kind = self._bag.type_of(topic)
         if not kind:
             raise ValueError(f"parameter topics: the bag has no {topic}")
@@ -93,20 +93,20 @@ class BagPlayer(Node):
         self._await_subscribers()
         self._begin_s = time.monotonic()
         played = 0
-        for topic, record_ns, data in self._bag.raw(set(self._publishers)):
+        for topic, record_ns, data in self._bag.raw(set(self._outputs)):
             wait_s = (record_ns - self._now_ns()) / 1e9 / self._rate
             if self._stopping.wait(max(0.0, wait_s)):
                 return
-            self._publishers[topic].publish(bytes(data))
+            self._outputs[topic].publish(bytes(data))
             played += 1
-        self.get_logger().info(f"{played} messages of {len(self._publishers)} topics played")
+        self.get_logger().info(f"{played} messages of {len(self._outputs)} topics played")
         self._stopping.wait(self._drain_s)
         self.done = True
 
     def _await_subscribers(self) -> None:
         deadline_s = time.monotonic() + self._wait_s
         while lonely := [
-            topic for topic, p in self._publishers.items() if not p.get_subscription_count()
+            topic for topic, p in self._outputs.items() if not p.get_subscription_count()
         ]:
             if self._stopping.wait(_LOOK_PERIOD_S):
                 return

@@ -16,6 +16,7 @@ from flashrt_ros.msg import ActionAge, ActionChunk
 from flashrt_ros.offline.run_log import read_run
 
 from ..nodes.graph import ACTIVATE, CONFIGURE, LIMIT_S, Drivers, Graph
+from ..offline.bags import T0, TINY, make_bag
 
 pytestmark = pytest.mark.graph
 
@@ -99,3 +100,21 @@ def test_demo_ends_after_its_duration(graph, tmp_path):
     run = read_run(tmp_path / "ages.jsonl")
     assert run.ended
     assert run.chunks
+
+
+def test_replay_ends_with_its_bag(graph, tmp_path):
+    bag = make_bag(tmp_path / "drive", frames=60)
+    process = launch(
+        graph,
+        "replay.launch.py",
+        bag=bag,
+        checkpoint=TINY,
+        instruction="pick up the cup",
+        log_dir=tmp_path,
+    )
+    check_ended(graph, process, "policy", "age_logger", "action_player", "bag_player")
+    run = read_run(tmp_path / "ages.jsonl")
+    assert run.ended
+    assert run.chunks
+    # Ages of the recording, not of the day on which it is played.
+    assert all(chunk.timeline.capture_ns < T0 + 10_000_000_000 for chunk in run.chunks)
