@@ -40,9 +40,11 @@ def start_all(graph, max_age_ms=300.0):
     graph.start("sim_robot", *DEMO, "-r", "~/command:=action_player/command")
 
 
-@pytest.mark.parametrize("follow", ["player", "trajectory"])
-def test_demo_ends_by_itself_with_every_figure_accounted_for(tmp_path, follow):
-    ended = flashrt("demo", "--duration", 10, "--json", tmp_path / "out.json", "--follow", follow)
+@pytest.mark.parametrize(("follow", "storage"), [("player", "mcap"), ("trajectory", "sqlite3")])
+def test_demo_ends_by_itself_with_every_figure_accounted_for(tmp_path, follow, storage):
+    bag = tmp_path / "bag"
+    options = ["--json", tmp_path / "out.json", "--follow", follow, "--storage", storage]
+    ended = flashrt("record", bag, "--duration", 10, *options)
     assert ended.returncode == 0, ended.stderr + ended.stdout
     summary = json.loads((tmp_path / "out.json").read_text())
     assert summary["task"]["reached"], ended.stdout
@@ -70,6 +72,22 @@ def test_demo_ends_by_itself_with_every_figure_accounted_for(tmp_path, follow):
     assert all(len(line) <= 80 for line in ended.stdout.splitlines() if str(tmp_path) not in line)
     for log in tmp_path.glob("*.log"):
         assert "Traceback" not in log.read_text(), log.read_text()
+    check_recording(bag, summary, tmp_path / "replay")
+
+
+def check_recording(bag, summary, folder):
+    """The circle closes: what the demo recorded replays without ROS, and is what the demo saw and did."""
+    ended = flashrt("replay", bag, "--out", folder, "--latency", 5)
+    assert ended.returncode == 0, ended.stderr + ended.stdout
+    result = json.loads((folder / "replay.json").read_text())
+    assert result["bag"]["notes"] == []
+    assert result["summary"]["instructions"] == [summary["task"]["instruction"]]
+    assert result["summary"]["frames_unexplained"] == 0
+    # The recorder and the policy hear the cameras each for itself: what one missed the other may have.
+    assert result["recorded_chunks"]["same_observation"] > 0
+    assert result["action_error"]["compared"] > 0
+    measured = "flashrt_ros/msg/ActionApplied" in result["actions_compared_with"]
+    assert measured == (summary["actions_measured"] > 0)
 
 
 def test_row_8_killed_cameras_hold_the_arm_and_it_resumes(graph):
