@@ -24,6 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_record(commands)
     _add_play(commands)
     _add_replay(commands)
+    _add_calibrate(commands)
     _add_summary(commands)
     _add_inspect(commands)
     _add_convert(commands)
@@ -230,6 +231,43 @@ def _replay(given: argparse.Namespace) -> int:
         workers=given.workers,
         cluster=given.cluster,
     )
+
+
+def _add_calibrate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    calibrate = commands.add_parser(
+        "calibrate", help="representative observations of recordings, and a checkpoint's ranges"
+    )
+    calibrate.add_argument("bags", type=Path, nargs="+", metavar="BAG")
+    calibrate.add_argument("--out", type=Path, required=True, metavar="DIR")
+    calibrate.add_argument(
+        "--observations", type=int, default=64, metavar="N", help="over time and instructions"
+    )
+    _add_policy_arguments(calibrate)
+    calibrate.add_argument("--namespace", metavar="NS", help="of the robot in the bags")
+    calibrate.set_defaults(run=_calibrate)
+
+
+def _calibrate(given: argparse.Namespace) -> int:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from flashrt_ros.offline.calibrate import calibrate
+    from flashrt_ros.offline.replay_many import share_bar
+
+    with share_bar("calibrating") as progress:
+        result = calibrate(
+            given.bags,
+            given.out,
+            _policy_parameters(given),
+            given.observations,
+            namespace=given.namespace,
+            progress=progress,
+        )
+    print(f"{result['observations']} observations of {result['candidates']}:")
+    for instruction, count in result["by_instruction"].items():
+        print(f"{count:>6} × {instruction!r}")
+    largest, name = result["largest"]
+    print(f"{result['products']} products; the largest input, {largest:.4g}, is that of {name}")
+    print(f"written: {given.out}")
+    return 0
 
 
 def _add_summary(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flashrt_ros.control.observer import Settings
 from flashrt_ros.control.policy import Denoising, Policy, PolicySpec
 from flashrt_ros.control.robot import Robot, RobotError
 from flashrt_ros.observation.frame import Observation
+
+if TYPE_CHECKING:
+    from flashrt_ros.models.policy import FlowPolicy
 
 EXPERT = "expert"
 """Name of the scripted expert, in place of a checkpoint's path."""
@@ -40,6 +44,11 @@ class PolicySettings:
     """Of the noise that actions are drawn from."""
     tokenizer: str = ""
     """A tokenizer file, where the checkpoint has none."""
+
+
+def policy_settings(values: Settings) -> PolicySettings:
+    """Settings of the policy from the parameters of the policy node, whoever holds them."""
+    return PolicySettings(**{field.name: values[field.name] for field in fields(PolicySettings)})
 
 
 def build_policy(
@@ -125,6 +134,11 @@ class CheckpointPolicy:
             state_size=processor.state_dim,
             steps=settings.steps,
         )
+
+    @property
+    def network(self) -> FlowPolicy:
+        """What computes."""
+        return self._policy
 
     @property
     def spec(self) -> PolicySpec:

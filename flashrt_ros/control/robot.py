@@ -6,8 +6,10 @@ it is read or checked against a policy, not at the first action.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -78,6 +80,11 @@ class Robot:
     def joint_names(self) -> list[str]:
         """In the order of every action and state vector."""
         return [joint.name for joint in self.joints]
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of everything that the contract says, whatever its file looks like."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
     @property
     def period_ns(self) -> int:

@@ -10,7 +10,6 @@ import sys
 import threading
 import traceback
 from collections import Counter, deque
-from dataclasses import fields
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray
@@ -27,7 +26,7 @@ from trajectory_msgs.msg import JointTrajectory
 
 from flashrt_ros.control.observer import ObservationError
 from flashrt_ros.control.parameters import POLICY
-from flashrt_ros.control.policies import PolicySettings, build_policy, release_memory
+from flashrt_ros.control.policies import build_policy, policy_settings, release_memory
 from flashrt_ros.control.resets import EPISODE
 from flashrt_ros.control.robot import find_robot, load_robot
 from flashrt_ros.control.runner import PolicyRunner
@@ -102,9 +101,7 @@ class PolicyNode(LifecycleNodeMixin, Node):
             path = find_robot(self._settings["robot"])
             self._tell(f"reading the robot contract {path}")
             robot = load_robot(path)
-            names = [field.name for field in fields(PolicySettings)]
-            chosen = PolicySettings(**{name: self._settings[name] for name in names})
-            policy = build_policy(chosen, robot, progress=self._tell)
+            policy = build_policy(policy_settings(self._settings), robot, progress=self._tell)
             self._session = PolicySession(policy, robot, clock_ns=self._now_ns)
             self._check_parameter("instruction", self._settings["instruction"])
         except Exception as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 
 from flashrt_ros.control.chunk import Chunk
 from flashrt_ros.control.parameters import ACTION_PLAYER, ParameterValues
-from flashrt_ros.control.policies import PolicySettings, build_policy
+from flashrt_ros.control.policies import PolicySettings, build_policy, policy_settings
 from flashrt_ros.control.policy import Policy
 from flashrt_ros.control.robot import find_robot, load_robot
 from flashrt_ros.observation.age_log import AgeLogWriter
@@ -102,7 +102,7 @@ def replay(
     latency = make_latency(settings.latency, values["seed"])
     with Bag(settings.bag) as bag:
         topics = find_topics(bag, robot, settings.namespace, settings.actions)
-        policy = _policy(_policy_settings(values), values["robot"])
+        policy = _policy(policy_settings(values), values["robot"])
         recorded = _Recorded(RecordedActions(robot.joint_names, _MAX_GAP_PERIODS * robot.period_ns))
         note = {"time": "virtual", "bag": str(settings.bag), "latency": settings.latency}
         with AgeLogWriter(
@@ -131,10 +131,6 @@ def replay(
     if not machine.chunks:
         raise ReplayError(_why_nothing(settings, machine, values, result["bag"]["notes"]))
     return result
-
-
-def _policy_settings(values: ParameterValues) -> PolicySettings:
-    return PolicySettings(**{f.name: values[f.name] for f in fields(PolicySettings)})
 
 
 @lru_cache(maxsize=1)

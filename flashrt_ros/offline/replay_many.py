@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -121,19 +122,32 @@ def _on_cluster(jobs: Sequence[ReplaySettings], address: str) -> Iterator[Outcom
         ray.shutdown()
 
 
-def _with_bar(job: ReplaySettings) -> Mapping[str, Any]:
-    """One bag, with the share of it that is done."""
+@contextlib.contextmanager
+def share_bar(what: str) -> Iterator[Callable[[str, float], None]]:
+    """A bar that is told what is being done and the share of it that is."""
     from tqdm import tqdm
 
     shape = "{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
-    with tqdm(total=1.0, desc=job.bag.name, bar_format=shape, disable=_quiet()) as bar:
+    with tqdm(total=1.0, desc=what, bar_format=shape, disable=_quiet()) as bar:
+        doing = what
 
-        def progress(share: float) -> None:
+        def progress(now: str, share: float) -> None:
+            nonlocal doing
+            if now != doing:
+                doing = now
+                bar.set_description_str(now)
+                bar.reset(1.0)
             # Each message calls: the bar moves by whole percents.
             if share - bar.n >= 0.01 or share >= 1.0:
                 bar.update(share - bar.n)
 
-        return replay(job, progress)
+        yield progress
+
+
+def _with_bar(job: ReplaySettings) -> Mapping[str, Any]:
+    """One bag, with the share of it that is done."""
+    with share_bar(job.bag.name) as progress:
+        return replay(job, lambda share: progress(job.bag.name, share))
 
 
 def _bar(stream: Iterator[Outcome], total: int) -> Iterator[Outcome]:
