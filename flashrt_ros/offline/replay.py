@@ -93,7 +93,6 @@ def replay(
         ReplayError: nothing could be inferred.
         ValueError: settings that do not fit.
     """
-    begin_s = time.monotonic()
     values = ParameterValues("policy", settings.parameters)
     log_path = settings.folder / LOG_NAME
     if log_path.exists():
@@ -102,7 +101,9 @@ def replay(
     latency = make_latency(settings.latency, values["seed"])
     with Bag(settings.bag) as bag:
         topics = find_topics(bag, robot, settings.namespace, settings.actions)
+        begin_s = time.monotonic()
         policy = _policy(policy_settings(values), values["robot"])
+        loaded_s = time.monotonic()
         recorded = _Recorded(RecordedActions(robot.joint_names, _MAX_GAP_PERIODS * robot.period_ns))
         note = {"time": "virtual", "bag": str(settings.bag), "latency": settings.latency}
         with AgeLogWriter(
@@ -124,9 +125,9 @@ def replay(
         result = _result(settings, bag, topics, machine, recorded, table)
     run = read_run(log_path)
     result["summary"] = summarize(run)
-    seconds = time.monotonic() - begin_s
-    result["replay_s"] = seconds
-    result["times_real_time"] = result["bag"]["duration_s"] / seconds
+    result["load_s"] = loaded_s - begin_s
+    result["replay_s"] = time.monotonic() - loaded_s
+    result["times_real_time"] = result["bag"]["duration_s"] / result["replay_s"]
     _write(settings.folder, run, table, result)
     if not machine.chunks:
         raise ReplayError(_why_nothing(settings, machine, values, result["bag"]["notes"]))

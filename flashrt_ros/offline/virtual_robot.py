@@ -255,10 +255,16 @@ class VirtualRobot:
         inference = chunk.inference
         self.chunks.append(chunk)
         frame_set = observation.frame_set
-        captures = {name: frame.capture_ns for name, frame in frame_set.frames.items()}
+        frames = frame_set.frames
+        captures = {name: frame.capture_ns for name, frame in frames.items()}
         self.seen.append(observation_key(captures, observation.state_capture_ns))
         self._log.chunk(
             chunk.record,
+            cameras={
+                name: (frame.capture_ns, frame.receive_ns)
+                for name, frame in frames.items()
+                if name not in frame_set.held
+            },
             skew_ns=frame_set.skew_ns,
             instruction=inference.instruction,
             steps=inference.steps,
