@@ -27,7 +27,7 @@ setup(
     python_requires=">=3.10",
     packages=[*packages, *(f"flashrt_ros.{name}" for name in kernels), "flashrt_ros.config"],
     package_dir={"flashrt_ros.kernels": "kernels", "flashrt_ros.config": "config"},
-    package_data={"flashrt_ros.config": ["**/*"]},
+    package_data={"flashrt_ros.config": ["**/*"], "flashrt_ros.offline": ["*.css"]},
     entry_points={"console_scripts": ["flashrt = flashrt_ros.cli:main"]},
     install_requires=[
         "numpy>=1.21",

@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_play(commands)
     _add_replay(commands)
     _add_calibrate(commands)
-    _add_summary(commands)
+    _add_report(commands)
     _add_inspect(commands)
     _add_convert(commands)
     given = parser.parse_args(arguments)
@@ -69,7 +69,7 @@ def _add_demo_arguments(demo: argparse.ArgumentParser) -> None:
         "--json",
         type=Path,
         metavar="FILE",
-        help="summary; ages.csv, timeline.png and logs go beside it",
+        help="summary; report.html, ages.csv and logs go beside it",
     )
     demo.add_argument("--instruction", default="touch the red block", metavar="TEXT")
     demo.add_argument(
@@ -270,22 +270,39 @@ def _calibrate(given: argparse.Namespace) -> int:
     return 0
 
 
-def _add_summary(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    summary = commands.add_parser(
-        "summary", help="summarise the log of a run, even one that was killed"
+def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    report = commands.add_parser(
+        "report", help="report the ages of one or more runs, even of one that was killed"
     )
-    summary.add_argument("log", type=Path, help="an ages.jsonl")
-    summary.set_defaults(run=_summary)
+    report.add_argument(
+        "runs",
+        type=Path,
+        nargs="+",
+        metavar="RUN",
+        help="a log, or the folder of one; later ones are compared with the first",
+    )
+    report.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="where report.html, report.json and PNGs go; default: beside the log of one run, "
+        "comparison/ for several",
+    )
+    report.add_argument("--csv", action="store_true", help="also write every action as CSV")
+    report.add_argument("--table", action="store_true", help="print the table only, write nothing")
+    report.set_defaults(run=_report)
 
 
-def _summary(given: argparse.Namespace) -> int:
-    from flashrt_ros.offline.run_log import read_run
-    from flashrt_ros.offline.summary import summarize, table
+def _report(given: argparse.Namespace) -> int:
+    from flashrt_ros.offline.report import PAGE_NAME, default_folder, read_report, write_report
 
-    run = read_run(given.log)
-    print(table(summarize(run)))
-    if not run.ended:
-        print("the log ends without its end mark: the logger was killed")
+    if given.table:
+        print(read_report(given.runs).table())
+        return 0
+    out = given.out or default_folder(given.runs)
+    report = write_report(given.runs, out, with_csv=given.csv)
+    print(report.table())
+    print(f"\n{PAGE_NAME} and pictures: {out}")
     return 0
 
 

@@ -87,12 +87,12 @@ def make_latency(text: str, seed: int = 0) -> Latency:
             raise LatencyError(
                 f"latency: expected `{REAL}`, milliseconds, or the log of a run (ages.jsonl), found {text!r}"
             ) from None
-        stamps = [chunk.timeline for chunk in read_run(path).chunks]
-        if not stamps:
+        chunks = read_run(path).chunks
+        if not len(chunks):
             raise LatencyError(f"latency: {path} holds no chunk to draw from") from None
         return Latency(
-            [t.infer_end_ns - t.infer_start_ns for t in stamps],
-            [t.publish_ns - t.infer_end_ns for t in stamps],
+            (chunks["infer_end_ns"] - chunks["infer_start_ns"]).tolist(),
+            (chunks["publish_ns"] - chunks["infer_end_ns"]).tolist(),
             seed,
         )
     if not 0 <= fixed_ms < 1e6:

@@ -236,7 +236,7 @@ def _write(folder: Path, run: Run, table: ActionTable, result: dict[str, Any]) -
     write_actions_csv(table, folder / "actions.csv")
     try:
         write_actions_parquet(table, folder / "actions.parquet")
-        ages = {name: run.column(name) for name in AGE_COLUMNS} | {"age_ns": run.age_ns}
+        ages = {name: run.ages[name] for name in AGE_COLUMNS} | {"age_ns": run.age_ns}
         write_parquet(ages, folder / "ages.parquet")
     except ImportError:
         result["bag"]["notes"].append(

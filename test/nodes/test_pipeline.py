@@ -69,6 +69,7 @@ def test_demo_ends_by_itself_with_every_figure_accounted_for(tmp_path, follow, s
     ages_ms = np.array([row["age_ns"] for row in rows]) / 1e6
     assert summary["age"]["p99_ms"] == np.percentile(ages_ms, 99, method="inverted_cdf")
     assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    assert "touch the red block" in (tmp_path / "report.html").read_text()
     assert all(len(line) <= 80 for line in ended.stdout.splitlines() if str(tmp_path) not in line)
     for log in tmp_path.glob("*.log"):
         assert "Traceback" not in log.read_text(), log.read_text()
@@ -137,12 +138,10 @@ def test_killed_logger_leaves_a_log_that_reads(graph):
     seen = {(age.chunk_id, age.action_index) for age in list(ages)}
     graph.kill("age_logger")
     run = read_run(graph.folder / "ages.jsonl")
-    logged = set(
-        zip(run.column("chunk_id").tolist(), run.column("action_index").tolist(), strict=True)
-    )
+    logged = set(zip(run.ages["chunk_id"].tolist(), run.ages["action_index"].tolist(), strict=True))
     assert seen <= logged, "all that was published had been written"
     assert not run.ended
-    told = flashrt("summary", graph.folder / "ages.jsonl")
+    told = flashrt("report", "--table", graph.folder / "ages.jsonl")
     assert told.returncode == 0, told.stderr
     assert "A = apply - capture" in told.stdout
     assert "the logger was killed" in told.stdout
