@@ -375,6 +375,24 @@ AGE_LOGGER = (
         "File of the run's log; a number is added where it exists; empty: no log is written.",
     ),
     Parameter("window_s", 5.0, "Time over which statistics are taken.", "s", 0.5, 600.0),
+    Parameter(
+        "warn_age_ms",
+        200.0,
+        "Diagnostics warn when the P99 of the ages within the window is above this.",
+        "ms",
+        0.0,
+        60_000.0,
+        live=True,
+    ),
+    Parameter(
+        "error_age_ms",
+        400.0,
+        "Diagnostics report an error when the P99 of the ages within the window is above this.",
+        "ms",
+        0.0,
+        60_000.0,
+        live=True,
+    ),
     Parameter("rate", 1.0, "How often statistics are published.", "Hz", 0.1, 20.0),
 )
 

@@ -6,7 +6,7 @@ import json
 import sys
 
 import numpy as np
-from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from rclpy.node import Node
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64MultiArray
@@ -16,7 +16,12 @@ from flashrt_ros.control.player import ChunkPlayer
 from flashrt_ros.control.robot import find_robot, load_robot
 from flashrt_ros.msg import ActionApplied, ActionChunk
 from flashrt_ros.nodes.base import RELIABLE, Parameters, run, to_time
-from flashrt_ros.nodes.messages import applied_message, command_message, playable_chunk
+from flashrt_ros.nodes.messages import (
+    applied_message,
+    command_message,
+    diagnostic_status,
+    playable_chunk,
+)
 from flashrt_ros.nodes.policy_diagnostics import COUNTS_KEY
 
 
@@ -99,11 +104,11 @@ class ActionPlayer(Node):
             "holds": dict(player.holds),
         }
         held = bool(player.hold_reason)
-        status = DiagnosticStatus(
-            level=DiagnosticStatus.WARN if held else DiagnosticStatus.OK,
-            name=self.get_fully_qualified_name().lstrip("/"),
-            message=f"holding: {player.hold_reason}" if held else "playing",
-            values=[KeyValue(key=COUNTS_KEY, value=json.dumps(counts))],
+        status = diagnostic_status(
+            DiagnosticStatus.WARN if held else DiagnosticStatus.OK,
+            self.get_fully_qualified_name().lstrip("/"),
+            f"holding: {player.hold_reason}" if held else "playing",
+            {COUNTS_KEY: json.dumps(counts)},
         )
         message = DiagnosticArray(status=[status])
         message.header.stamp = to_time(self._now_ns())

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import array
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from builtin_interfaces.msg import Time
+from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64MultiArray, Header
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
@@ -198,6 +200,18 @@ def age_message(age: ActionAge) -> ActionAgeMessage:
         wait_ns=terms.wait_ns,
         age_ns=age.apply_ns - age.capture_ns,
         apply_source=ActionAgeMessage.MEASURED if age.measured else ActionAgeMessage.PLANNED,
+    )
+
+
+def diagnostic_status(
+    level: Any, name: str, text: str, values: Mapping[str, Any]
+) -> DiagnosticStatus:
+    """DiagnosticStatus with its values as text."""
+    return DiagnosticStatus(
+        level=level,
+        name=name,
+        message=text,
+        values=[KeyValue(key=key, value=str(value)) for key, value in values.items()],
     )
 
 

@@ -6,11 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
+from diagnostic_msgs.msg import DiagnosticStatus
 
 from flashrt_ros.control.observer import JOINT_STATES
 from flashrt_ros.control.session import PolicySession
 from flashrt_ros.nodes.inputs import ObservationInputs
+from flashrt_ros.nodes.messages import diagnostic_status
 
 COUNTS_KEY = "counts"
 """Key whose value is a JSON object of all counts; the age logger keeps it."""
@@ -56,7 +57,7 @@ def policy_status(
         level, text = DiagnosticStatus.ERROR, f"holding the robot: {holding}"
     elif not active:
         level = DiagnosticStatus.WARN
-    return [_status(level, name, text, values), *inputs_status]
+    return [diagnostic_status(level, name, text, values), *inputs_status]
 
 
 def _input_statuses(
@@ -84,21 +85,14 @@ def _input_statuses(
             )
         elif rejected:
             level, text = DiagnosticStatus.WARN, f"{rejected} frames rejected"
-        statuses.append(_status(level, f"{name}: camera {camera}", text, fates))
+        statuses.append(diagnostic_status(level, f"{name}: camera {camera}", text, fates))
     level, text = DiagnosticStatus.OK, "joint states arrive"
     if JOINT_STATES in silent:
         level, text = DiagnosticStatus.ERROR, "joint states are silent"
     elif counts["sets"]["rejected"].get(JOINT_STATES):
         level, text = DiagnosticStatus.WARN, "pictures without a joint state that fits"
     rejected_states = counts["joint_states_rejected"]
-    statuses.append(_status(level, f"{name}: joint states", text, {"rejected": rejected_states}))
-    return statuses
-
-
-def _status(level: Any, name: str, text: str, values: Mapping[str, Any]) -> DiagnosticStatus:
-    return DiagnosticStatus(
-        level=level,
-        name=name,
-        message=text,
-        values=[KeyValue(key=key, value=str(value)) for key, value in values.items()],
+    statuses.append(
+        diagnostic_status(level, f"{name}: joint states", text, {"rejected": rejected_states})
     )
+    return statuses

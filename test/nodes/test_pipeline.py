@@ -20,7 +20,7 @@ from flashrt_ros.observation.timeline import to_ns
 from flashrt_ros.offline.run_log import read_run
 from flashrt_ros.paths import config_path, executable_path
 
-from .graph import ACTIVATE, CONFIGURE, counts
+from .graph import ACTIVATE, CONFIGURE, LIMIT_S, counts
 
 pytestmark = pytest.mark.graph
 DEMO = ["--params-file", str(config_path("demo.yaml"))]
@@ -141,6 +141,9 @@ def test_killed_logger_leaves_a_log_that_reads(graph):
     logged = set(zip(run.ages["chunk_id"].tolist(), run.ages["action_index"].tolist(), strict=True))
     assert seen <= logged, "all that was published had been written"
     assert not run.ended
+    assert set(run.frames) == {"overhead", "wrist"}
+    oldest = np.minimum(*(frames[:, 0] for frames in run.frames.values()))
+    assert np.array_equal(oldest, run.chunks["capture_ns"])
     told = flashrt("report", "--table", graph.folder / "ages.jsonl")
     assert told.returncode == 0, told.stderr
     assert "A = apply - capture" in told.stdout
@@ -184,6 +187,36 @@ def test_ages_and_statistics_agree_with_their_sources(graph):
         assert tuple(message.fates) == FATES
         for row in zip(message.p50_ns, message.p95_ns, message.p99_ns, message.max_ns, strict=True):
             assert list(row) == sorted(row)
+
+
+def test_thresholds_of_the_age_are_watched(graph):
+    """Real ages against thresholds that are moved around them while the node runs."""
+    last = graph.statuses()
+    start_all(graph)
+    status = graph.until_status(last, "age_logger", lambda s: s.message.startswith("P50"))
+    assert status.level == DiagnosticStatus.OK, "far below the defaults"
+    assert graph.set_parameter("warn_age_ms", 1.0, "/age_logger").successful
+    status = graph.until_status(last, "age_logger", lambda s: s.level == DiagnosticStatus.WARN)
+    assert "above warn_age_ms = 1" in status.message
+    refused = graph.set_parameter("error_age_ms", 0.5, "/age_logger")
+    assert not refused.successful
+    assert refused.reason == (
+        "parameter error_age_ms: expected warn_age_ms ≤ error_age_ms, found 1 > 0.5 ms"
+    )
+    assert graph.set_parameter("error_age_ms", 2, "/age_logger").successful
+    status = graph.until_status(last, "age_logger", lambda s: s.level == DiagnosticStatus.ERROR)
+    assert "above error_age_ms = 2" in status.message
+    values = {item.key: item.value for item in status.values}
+    assert 0 < float(values["p50_ms"]) <= float(values["p99_ms"])
+    assert int(values["actions"]) > 0
+    settings = read_run(graph.folder / "ages.jsonl").settings
+    assert settings == {"warn_age_ms": 200.0, "error_age_ms": 400.0}, "as they were at the start"
+
+
+def test_thresholds_in_the_wrong_order_are_told_at_the_start(graph):
+    process = graph.start("age_logger", warn_age_ms=300.0, error_age_ms=100.0)
+    assert process.wait(timeout=LIMIT_S) == 1
+    assert "expected warn_age_ms ≤ error_age_ms, found 300 > 100 ms" in graph.log("age_logger")
 
 
 def test_checkpoint_runs_and_says_what_it_is(graph, drivers, request):
