@@ -2,15 +2,17 @@
 
 import csv
 import json
+import re
 import subprocess
 import sys
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 pytest.importorskip("rclpy", reason="ROS 2 is not installed")
 
-from diagnostic_msgs.msg import DiagnosticStatus
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from sensor_msgs.msg import JointState
 
 from flashrt_ros.msg import ActionAge, ActionApplied, ActionChunk, AgeStatistics
@@ -187,6 +189,46 @@ def test_ages_and_statistics_agree_with_their_sources(graph):
         assert tuple(message.fates) == FATES
         for row in zip(message.p50_ns, message.p95_ns, message.p99_ns, message.max_ns, strict=True):
             assert list(row) == sorted(row)
+
+
+def layout_paths():
+    """(topic, path within its messages) of every curve of the live layouts; / is PlotJuggler's word for a dot."""
+    foxglove = json.loads(config_path("foxglove_layout.json").read_text())["configById"]
+    for name, panel in foxglove.items():
+        if name.startswith("Plot!"):
+            for path in panel["paths"]:
+                value = re.sub(r"\.@\w+(\(\d+\))?", "", path["value"])
+                topic, _, rest = value.partition(".")
+                yield topic, rest
+        else:
+            yield panel["topicToRender"], "status"
+    for curve in ElementTree.parse(config_path("plotjuggler_layout.xml")).iter("curve"):
+        _, node, topic, *rest = curve.get("name").split("/")
+        yield f"/{node}/{topic}", ".".join(rest)
+
+
+def test_live_layouts_show_what_the_running_nodes_publish(graph):
+    topics = {
+        "/age_logger/action_age": ActionAge,
+        "/age_logger/statistics": AgeStatistics,
+        "/policy/action_chunk": ActionChunk,
+        "/action_player/action_applied": ActionApplied,
+        "/diagnostics": DiagnosticArray,
+    }
+    got = {topic: graph.collect(kind, topic) for topic, kind in topics.items()}
+    start_all(graph)
+    graph.wait_for(lambda: all(got.values()), "a message of every topic")
+    shown = list(layout_paths())
+    assert {topic for topic, _ in shown} == set(topics), "each topic is in a layout"
+    for topic, path in shown:
+        value = got[topic][-1]
+        for field, index in re.findall(r"(\w+)(?:\[(\d+)\])?", path):
+            value = getattr(value, field)
+            value = value[int(index)] if index else value
+        assert topic == "/diagnostics" or isinstance(value, int), f"{topic}.{path}"
+    statistics = got["/age_logger/statistics"][-1]
+    assert list(statistics.terms)[2] == "queue", "the row of the queue panels"
+    assert list(statistics.fates)[:4] == ["applied", "superseded", "expired", "skipped"]
 
 
 def test_thresholds_of_the_age_are_watched(graph):
