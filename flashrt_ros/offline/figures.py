@@ -264,6 +264,28 @@ def draw_by_index(
     counts.grid(axis="x", visible=False)
 
 
+_JOINT_COLOURS = ("run0", "run1", "infer", "output", "queue", "run2", "wait", "run3")
+
+
+def draw_action_error(figure: Any, narrow: bool, error: Mapping[str, Any]) -> None:
+    """Mean absolute error of each joint by index in the chunk; axes of their own for each unit."""
+    joints = error["per_joint"]
+    units = list(dict.fromkeys(row["unit"] for row in joints.values()))
+    every = figure.subplots(len(units), 1, sharex=True, squeeze=False)[:, 0]
+    for at, (joint, row) in enumerate(joints.items()):
+        axes = every[units.index(row["unit"])]
+        mae = np.array(error["by_horizon_index"][joint]["mae"], dtype=np.float64)
+        style = "-" if at < len(_JOINT_COLOURS) else "--"
+        colour = COLOURS[_JOINT_COLOURS[at % len(_JOINT_COLOURS)]]
+        axes.plot(np.arange(len(mae)), mae, style, color=colour, linewidth=1.5, label=joint)
+    for axes, unit in zip(every, units, strict=True):
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel(f"MAE [{unit}]")
+    every[-1].set_xlabel("index of the action in its chunk")
+    every[-1].xaxis.get_major_locator().set_params(integer=True)
+    figure.legend(loc="outside upper left", ncols=2 if narrow else 4)
+
+
 def draw_over_time(figure: Any, narrow: bool, names: Sequence[str], runs: Sequence[Run]) -> None:
     """Median and largest age in each of up to 120 pieces of the run."""
     axes = figure.subplots()

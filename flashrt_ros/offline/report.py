@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from flashrt_ros.offline.compare import compare, difference_table
 from flashrt_ros.offline.figures import (
     Picture,
+    draw_action_error,
     draw_by_index,
     draw_histogram,
     draw_over_time,
@@ -22,6 +23,8 @@ from flashrt_ros.offline.run_log import LOG_NAME, Run, find_log, read_run
 from flashrt_ros.offline.summary import summarize, table, write_csv
 
 PAGE_NAME = "report.html"
+REPLAY_NAME = "replay.json"
+"""What a replay leaves beside its log: how far its actions were from recorded ones, among others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,8 @@ class Report:
     """Of each run, from `summarize`."""
     differences: Sequence[dict[str, Any]]
     """Of each later run to the first, from `compare`."""
+    replays: Sequence[dict[str, Any] | None]
+    """replay.json of each run; None for a run that is no replay."""
 
     def table(self) -> str:
         """For an 80-column terminal: each run, then the differences."""
@@ -63,7 +68,26 @@ def read_report(logs: Sequence[Path]) -> Report:
         names=run_names([run.path for run in runs]),
         summaries=[summarize(run) for run in runs],
         differences=[compare(runs[0], run) for run in runs[1:]],
+        replays=[_replay(run.path) for run in runs],
     )
+
+
+def _replay(log: Path) -> dict[str, Any] | None:
+    """What lies beside the log of a replay.
+
+    Raises:
+        ValueError: it is there and is not what a replay writes.
+    """
+    path = log.with_name(REPLAY_NAME)
+    if log.name != LOG_NAME or not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {name: found[name] for name in ("action_error", "chunk_consistency", "latency")} | {
+            "actions_compared_with": found["actions_compared_with"]
+        }
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: expected the result of a replay, found: {error!r}") from error
 
 
 def write_report(logs: Sequence[Path], out: Path, *, with_csv: bool = False) -> Report:
@@ -84,8 +108,8 @@ def write_report(logs: Sequence[Path], out: Path, *, with_csv: bool = False) -> 
     pictures = {
         section: [picture.render() for picture in group]
         for section, group in _pictures(names, report.runs, summaries).items()
-    }
-    page = render(Page(names, summaries, differences, pictures))
+    } | {"error": [picture.render() for picture in _error_pictures(report)]}
+    page = render(Page(names, summaries, differences, report.replays, pictures))
     out.mkdir(parents=True, exist_ok=True)
     for picture in (picture for group in pictures.values() for picture in group):
         (out / f"{picture.name}.png").write_bytes(picture.png)
@@ -112,6 +136,26 @@ def run_names(logs: Sequence[Path]) -> list[str]:
 def default_folder(logs: Sequence[Path]) -> Path:
     """Where a report goes unless told: beside the log of a single run, else `comparison` in the current folder."""
     return find_log(logs[0]).parent if len(logs) == 1 else Path("comparison")
+
+
+def _error_pictures(report: Report) -> list[Picture]:
+    """Of each replay whose actions could be compared."""
+
+    def draw(error: Mapping[str, Any]) -> Any:
+        return lambda figure, narrow: draw_action_error(figure, narrow, error)
+
+    return [
+        Picture(
+            "action_error" if len(report.names) == 1 else f"action_error_{name}",
+            name,
+            "Mean absolute error of each joint by the index of the action in its chunk: how far ahead the policy can "
+            "be trusted.",
+            draw(replay["action_error"]),
+            340,
+        )
+        for name, replay in zip(report.names, report.replays, strict=True)
+        if replay is not None and replay["action_error"]["compared"]
+    ]
 
 
 def _pictures(

@@ -47,8 +47,10 @@ class Page:
     summaries: Sequence[Mapping[str, Any]]
     differences: Sequence[Mapping[str, Any]]
     """Of each later run to the first, from `compare`."""
+    replays: Sequence[Mapping[str, Any] | None]
+    """replay.json of each run that is a replay."""
     pictures: Mapping[str, Sequence[Rendered]]
-    """By section: terms, spread, timeline, index, time."""
+    """By section: terms, spread, timeline, index, time, error."""
 
 
 def render(page: Page) -> str:
@@ -71,6 +73,8 @@ def _sections(page: Page) -> Iterator[str]:
         yield _cards(page)
         yield _section("How old was the observation when it acted?", *_ages(page))
         yield from _pictured(page)
+    if any(page.replays):
+        yield _section("How far were the actions from the recorded ones?", *_errors(page))
     yield _section("What was dropped, and why?", *_drops(page))
     yield _section("How to read this", _reading(page))
 
@@ -313,19 +317,21 @@ _SECTIONS = {
 
 def _pictured(page: Page) -> Iterator[str]:
     for key, title in _SECTIONS.items():
-        pictures = page.pictures.get(key, ())
-        if not pictures and key == "index":
+        if page.pictures.get(key):
+            yield _section(title, *_figures(page, key))
+        elif key in page.pictures:
+            # The only picture that may have nothing to show.
             yield _section(title, _one_index(page))
-        if not pictures:
-            continue
-        parts = []
-        for at, picture in enumerate(pictures):
-            heading = f"<h3>{escape(picture.title)}</h3>" if len(pictures) > 1 else ""
-            # Pictures of one kind share the caption of the last.
-            last = at + 1 == len(pictures)
-            caption = f"<figcaption>{escape(picture.caption)}</figcaption>" if last else ""
-            parts.append(f"{heading}<figure>{picture.svgs}{caption}</figure>")
-        yield _section(title, *parts)
+
+
+def _figures(page: Page, key: str) -> Iterator[str]:
+    """The pictures of a section; those of several runs share the caption of the last."""
+    pictures = page.pictures[key]
+    for at, picture in enumerate(pictures):
+        heading = f"<h3>{escape(picture.title)}</h3>" if len(pictures) > 1 else ""
+        last = at + 1 == len(pictures)
+        caption = f"<figcaption>{escape(picture.caption)}</figcaption>" if last else ""
+        yield f"{heading}<figure>{picture.svgs}{caption}</figure>"
 
 
 def _one_index(page: Page) -> str:
@@ -338,6 +344,45 @@ def _one_index(page: Page) -> str:
         f'<p class="note">{" ".join(told)} A fresher chunk was there before a later one was due, so there is no '
         "curve to show.</p>"
     )
+
+
+# ---------------------------------------------------------------- errors of a replay
+
+_ERROR_COLUMNS = ("MAE", "RMSE", "first", "last", "change")
+
+
+def _errors(page: Page) -> Iterator[str]:
+    for name, replay in zip(page.names, page.replays, strict=True):
+        if replay is None:
+            continue
+        error, change = replay["action_error"], replay["chunk_consistency"]
+        if len(page.names) > 1:
+            yield f"<h3>{escape(name)}</h3>"
+        told = (
+            f"{error['compared']:,} actions compared with {replay['actions_compared_with']}, "
+            f"{error['not_compared']:,} without a recorded one. Latency of inference: {replay['latency']}."
+        )
+        yield f'<p class="note">{escape(told)}</p>'
+        heads = "".join(f'<th scope="col">{column}</th>' for column in _ERROR_COLUMNS)
+        rows = []
+        for joint, row in error["per_joint"].items():
+            by_index = error["by_horizon_index"][joint]["mae"] or [None]
+            values = (
+                row["mae"],
+                row["rmse"],
+                by_index[0],
+                by_index[-1],
+                change["per_joint"][joint]["rmse"],
+            )
+            cells = "".join("<td>–</td>" if v is None else f"<td>{v:.4f}</td>" for v in values)
+            unit = f"<small>{escape(row['unit'])}</small>"
+            rows.append(f'<tr><th scope="row">{escape(joint)}{unit}</th>{cells}</tr>')
+        yield _table(f'<th scope="col">joint</th>{heads}', rows)
+    yield (
+        '<p class="note">First and last: MAE of the first and last action of a chunk. Change: root mean square of what '
+        "a chunk changes of what the one before said about the same moments.</p>"
+    )
+    yield from _figures(page, "error")
 
 
 # ---------------------------------------------------------------- drops

@@ -129,6 +129,46 @@ def test_every_colour_of_a_picture_follows_the_theme(one):
         assert f"--{name}:" in style
 
 
+REPLAY = {
+    "actions_compared_with": "/action_player/action_applied",
+    "latency": "real",
+    "action_error": {
+        "compared": 480,
+        "not_compared": 20,
+        "per_joint": {
+            "shoulder_pan": {"unit": "rad", "mae": 0.0123, "rmse": 0.0234},
+            "gripper": {"unit": "m", "mae": 0.0003, "rmse": 0.0004},
+        },
+        "by_horizon_index": {
+            "shoulder_pan": {"mae": [0.001, 0.012, None], "rmse": [0.002, 0.02, None]},
+            "gripper": {"mae": [0.0001, 0.0002, None], "rmse": [0.0001, 0.0003, None]},
+        },
+    },
+    "chunk_consistency": {
+        "compared": 470,
+        "per_joint": {
+            "shoulder_pan": {"unit": "rad", "mae": 0.001, "rmse": 0.0045, "max": 0.02},
+            "gripper": {"unit": "m", "mae": 0.0001, "rmse": 0.0002, "max": 0.001},
+        },
+    },
+}
+
+
+def test_errors_of_a_replay_are_shown(tmp_path):
+    log = write_log(tmp_path / "run" / "ages.jsonl")
+    (log.parent / "replay.json").write_text(json.dumps(REPLAY))
+    write_report([log], tmp_path)
+    text = (tmp_path / "report.html").read_text()
+    rows = Reader(text).rows
+    row = next(row for row in rows if row[0].startswith("shoulder_pan"))
+    assert row[1:] == ["0.0123", "0.0234", "0.0010", "–", "0.0045"]
+    assert "480 actions compared with /action_player/action_applied, 20 without" in text
+    assert (tmp_path / "action_error.png").is_file()
+    (log.parent / "replay.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"replay\.json: expected the result of a replay"):
+        write_report([log], tmp_path)
+
+
 def test_names_in_a_log_do_not_become_markup(tmp_path):
     log = write_log(tmp_path / "ages.jsonl")
     log.write_text(log.read_text().replace('"go"', '"<script>x</script>"'))
