@@ -12,12 +12,8 @@ from pathlib import Path
 from typing import Any
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one subcommand.
-
-    Returns:
-        Exit code: 0, 1 after an error that is told in one line, 2 for a wrong usage.
-    """
+def build_parser() -> argparse.ArgumentParser:
+    """All subcommands; docs/cli.md is made from it."""
     parser = argparse.ArgumentParser(prog="flashrt", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_demo(commands)
@@ -28,7 +24,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_report(commands)
     _add_inspect(commands)
     _add_convert(commands)
-    given = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one subcommand.
+
+    Returns:
+        Exit code: 0, 1 after an error that is told in one line, 2 for a wrong usage.
+    """
+    given = build_parser().parse_args(arguments)
     try:
         return int(given.run(given))
     except (ValueError, OSError, RuntimeError, ImportError) as error:
