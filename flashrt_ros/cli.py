@@ -301,11 +301,18 @@ def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def _report(given: argparse.Namespace) -> int:
     from flashrt_ros.offline.report import PAGE_NAME, default_folder, read_report, write_report
 
+    def progress(step: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\033[K{step[:79]}", end="", file=sys.stderr, flush=True)
+
     if given.table:
-        print(read_report(given.runs).table())
+        report = read_report(given.runs, progress)
+        progress("")
+        print(report.table())
         return 0
     out = given.out or default_folder(given.runs)
-    report = write_report(given.runs, out, with_csv=given.csv)
+    report = write_report(given.runs, out, with_csv=given.csv, progress=progress)
+    progress("")
     print(report.table())
     print(f"\n{PAGE_NAME} and pictures: {out}")
     return 0

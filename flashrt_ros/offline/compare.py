@@ -149,5 +149,11 @@ def _cell(row: Mapping[str, float | None]) -> str:
     if row["difference"] is None:
         return "-"
     if row["low"] is None or row["high"] is None:
-        return f"{row['difference']:+.2f}"
-    return f"{row['difference']:+.2f} [{row['low']:+.2f},{row['high']:+.2f}]"
+        return _signed(row["difference"])
+    return f"{_signed(row['difference'])} [{_signed(row['low'])},{_signed(row['high'])}]"
+
+
+def _signed(value_ms: float) -> str:
+    """At most six characters, so that three columns fit."""
+    digits = 2 if abs(value_ms) < 10 else 1 if abs(value_ms) < 100 else 0
+    return f"{value_ms:+.{digits}f}"

@@ -209,10 +209,10 @@ def draw_histogram(figure: Any, narrow: bool, names: Sequence[str], runs: Sequen
         _mark_percentiles(axes, ages_ms[0], narrow)
     else:
         figure.legend(loc="outside upper left", ncols=1 if narrow else len(runs))
-    for label, colour in (("warn_age_ms", "warn"), ("error_age_ms", "error")):
-        limit_ms = runs[0].settings.get(label)
+    for row, name in enumerate(("warn", "error")):
+        limit_ms = runs[0].settings.get(f"{name}_age_ms")
         if limit_ms is not None and edges[0] <= limit_ms <= edges[-1]:
-            axes.axvline(limit_ms, color=COLOURS[colour], linewidth=1.2)
+            _mark(axes, limit_ms, f"{name} {limit_ms:g}", 3 + row, COLOURS[name], narrow, "-")
     beyond = int(sum((values > edges[-1]).sum() for values in ages_ms))
     note = f" (last bar: {beyond} older ones, up to {high:.0f} ms)" if beyond else ""
     axes.set_xlabel(f"age when applied [ms]{note}")
@@ -224,17 +224,25 @@ def draw_histogram(figure: Any, narrow: bool, names: Sequence[str], runs: Sequen
 def _mark_percentiles(axes: Any, values_ms: np.ndarray, narrow: bool) -> None:
     for row, q in enumerate((50, 95, 99)):
         value = float(np.percentile(values_ms, q, method="inverted_cdf"))
-        axes.axvline(value, color=COLOURS["ink"], linewidth=0.9, linestyle=(0, (4, 3)))
-        left = q > 50 and narrow
-        axes.annotate(
-            f"P{q} {value:.1f}",
-            (value, 1.0 - 0.075 * row),
-            xycoords=("data", "axes fraction"),
-            xytext=(-4 if left else 4, -2),
-            textcoords="offset points",
-            ha="right" if left else "left",
-            va="top",
-        )
+        left = narrow and q > 50
+        _mark(axes, value, f"P{q} {value:.1f}", row, COLOURS["ink"], left, (0, (4, 3)))
+
+
+def _mark(
+    axes: Any, value: float, text: str, row: int, colour: str, left: bool, style: Any
+) -> None:
+    """A line with its name, in a row of its own so that names of close lines do not meet."""
+    axes.axvline(value, color=colour, linewidth=0.9, linestyle=style)
+    axes.annotate(
+        text,
+        (value, 1.0 - 0.075 * row),
+        xycoords=("data", "axes fraction"),
+        xytext=(-4 if left else 4, -2),
+        textcoords="offset points",
+        ha="right" if left else "left",
+        va="top",
+        color=colour,
+    )
 
 
 def draw_by_index(
@@ -410,7 +418,8 @@ def _draw_lanes(axes: Any, run: Run, begin_ns: int, end_ns: int, narrow: bool) -
     if len(used):
         one = used[min(1, len(used) - 1)]
         times = (np.array([*stamps[one], last_use_ns[one]]) - begin_ns) / 1e6
-        _follow(axes, times, -0.42 + (sublane[one] + 0.42) * height, narrow)
+        place = -0.42 + (sublane[one] + 0.42) * height
+        _follow(axes, times, place, (end_ns - begin_ns) / 1e6, narrow)
     names = [term if narrow else f"{_MEANINGS[term]} · {term}" for term in TERMS]
     names += _draw_captures(axes, run, begin_ns, end_ns)
     axes.set_yticks(
@@ -447,7 +456,7 @@ def _draw_captures(axes: Any, run: Run, begin_ns: int, end_ns: int) -> list[str]
     return [f"{camera} taken" for camera in run.frames]
 
 
-def _follow(axes: Any, times: np.ndarray, place: float, narrow: bool) -> None:
+def _follow(axes: Any, times: np.ndarray, place: float, shown_ms: float, narrow: bool) -> None:
     """A line along one observation, from its capture to its last action, and its age above."""
     lanes = np.repeat(np.arange(len(TERMS)), 2) + place
     axes.plot(np.repeat(times, 2)[1:-1], lanes, color=COLOURS["ink"], linewidth=1.4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,17 +52,30 @@ class Report:
         return "\n\n".join(parts)
 
 
-def read_report(logs: Sequence[Path]) -> Report:
+Progress = Callable[[str], None]
+"""Is told what is being done, as it begins."""
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+def read_report(logs: Sequence[Path], progress: Progress = _silent) -> Report:
     """The figures of some runs.
 
     Args:
         logs: logs or folders of runs; later ones are compared with the first.
+        progress: called at each step.
 
     Raises:
         AgeLogError: a log cannot be read.
         FileNotFoundError: a log is not there.
     """
-    runs = [read_run(path) for path in logs]
+    runs = []
+    for path in logs:
+        progress(f"reading {path}")
+        runs.append(read_run(path))
+    progress("computing figures")
     return Report(
         runs=runs,
         names=run_names([run.path for run in runs]),
@@ -90,20 +103,24 @@ def _replay(log: Path) -> dict[str, Any] | None:
         raise ValueError(f"{path}: expected the result of a replay, found: {error!r}") from error
 
 
-def write_report(logs: Sequence[Path], out: Path, *, with_csv: bool = False) -> Report:
+def write_report(
+    logs: Sequence[Path], out: Path, *, with_csv: bool = False, progress: Progress = _silent
+) -> Report:
     """Write report.html, report.json and a PNG for each picture; what is there already is written over.
 
     Args:
         logs: as for `read_report`.
         out: folder to write to.
         with_csv: also write every action as ages.csv (with the run's name where there are several).
+        progress: called at each step.
 
     Raises:
         AgeLogError: a log cannot be read.
         FileNotFoundError: a log is not there.
         ImportError: matplotlib is not installed.
     """
-    report = read_report(logs)
+    report = read_report(logs, progress)
+    progress("drawing")
     names, summaries, differences = report.names, report.summaries, report.differences
     pictures = {
         section: [picture.render() for picture in group]
@@ -119,6 +136,7 @@ def write_report(logs: Sequence[Path], out: Path, *, with_csv: bool = False) -> 
     )
     (out / PAGE_NAME).write_text(page, encoding="utf-8")
     if with_csv:
+        progress("writing CSV")
         for name, run in zip(names, report.runs, strict=True):
             write_csv(run, out / ("ages.csv" if len(names) == 1 else f"ages_{name}.csv"))
     return report

@@ -213,7 +213,7 @@ def _ages_of_one(summary: Mapping[str, Any]) -> str:
     rows = []
     for name in ("age", *TERMS):
         figures = summary["age"] if name == "age" else summary["terms"][name]
-        cells = "".join(f"<td>{figures[key]:.2f}</td>" for key in keys)
+        cells = "".join(f"<td>{_ms(figures[key])}</td>" for key in keys)
         share = f'<td class="wide-only">{_percent(figures["mean_ms"] / mean_ms)}</td>'
         kind = ' class="total"' if name == "age" else ""
         rows.append(f'<tr{kind}><th scope="row">{_name(name)}</th>{cells}{share}</tr>')
@@ -221,6 +221,11 @@ def _ages_of_one(summary: Mapping[str, Any]) -> str:
     return _table(
         f'<th scope="col">ms</th>{head}<th scope="col" class="wide-only">share of mean</th>', rows
     )
+
+
+def _ms(value_ms: float) -> str:
+    """Five digits at most: on a phone four columns must fit."""
+    return f"{value_ms:.2f}" if value_ms < 100 else f"{value_ms:.1f}"
 
 
 def _percent(share: float) -> str:
@@ -244,12 +249,15 @@ def _table(head: str, rows: Iterable[str]) -> str:
 
 
 def _older(summary: Mapping[str, Any]) -> Iterator[str]:
+    """How many actions were beyond the thresholds of the logger."""
+    told = []
     for name, row in summary["older_than"].items():
-        share = 100 * row["actions"] / max(summary["actions"], 1)
-        yield (
-            f'<p class="note">{row["actions"]:,} actions ({share:.2f} %) were older than {name} = '
-            f"{row['limit_ms']:g} ms.</p>"
+        share = 100 * row["actions"] / summary["actions"]
+        told.append(
+            f"{row['actions']:,} ({share:.2f} %) were older than {name} = {row['limit_ms']:g} ms"
         )
+    if told:
+        yield f'<p class="note">Of {summary["actions"]:,} actions {", ".join(told)}.</p>'
 
 
 def _ages_of_many(page: Page) -> str:
@@ -262,7 +270,7 @@ def _ages_of_many(page: Page) -> str:
             for number, summary in enumerate(page.summaries):
                 figures = summary["age"] if name == "age" else summary["terms"][name]
                 below = _below(page, number, name, key)
-                cells.append(f"<td>{figures[key]:.2f}{below}</td>")
+                cells.append(f"<td>{_ms(figures[key])}{below}</td>")
             kind = ' class="total"' if name == "age" else ""
             label = (
                 "age A"
