@@ -3,7 +3,8 @@
     python benchmarks/replay.py RECORDING [RECORDING ...] [--checkpoint test/data/tiny_so101] [--json FILE]
 
 Each recording (`flashrt record`) is replayed in a process of its own, as the command does it, with the inference
-latency of this machine. `replay_s` is everything from the first message to the last result, `load_s` torch and the checkpoint.
+latency of this machine. `replay_s` is everything from the first message to the last result, `load_s` torch and the
+checkpoint.
 """
 
 from __future__ import annotations

@@ -94,12 +94,12 @@ class Bag:
     @property
     def start_ns(self) -> int:
         """Record time of the first message."""
-        return min(file.reader.start_time for file in self._files if file.reader.message_count)
+        return min(int(f.reader.start_time) for f in self._files if f.reader.message_count)
 
     @property
     def end_ns(self) -> int:
         """Record time after the last message."""
-        return max(file.reader.end_time for file in self._files if file.reader.message_count)
+        return max(int(f.reader.end_time) for f in self._files if f.reader.message_count)
 
     @property
     def message_count(self) -> int:
@@ -136,8 +136,8 @@ class Bag:
 
         if not path.exists():
             raise BagError(f"{path}: no such bag")
-        for file in _storage_files(path, self.notes):
-            self._open_file(file)
+        for storage in _storage_files(path, self.notes):
+            self._open_file(storage)
         if not self._files:
             raise BagError("; ".join(self.notes) or f"{path}: holds no .mcap and no .db3 file")
         if not self.message_count:

@@ -56,7 +56,7 @@ def action_error(table: ActionTable) -> dict[str, Any]:
         `compared` and `not_compared` actions; `per_joint` and, by index in the chunk, `by_horizon_index`.
     """
     error = table.actions - table.recorded
-    present = ~np.isnan(error).any(axis=2)
+    present = np.asarray(~np.isnan(error).any(axis=2))
     result: dict[str, Any] = {
         "compared": int(present.sum()),
         "not_compared": int((~present).sum()),

@@ -50,8 +50,7 @@ def replay_bags(
         for bag, target in _targets(bags, folder).items()
     ]
     if len(jobs) == 1 and cluster is None:
-        result = _with_bar(jobs[0])
-        print("\n".join(result_lines(result, jobs[0].folder)))
+        print("\n".join(result_lines(_with_bar(jobs[0]), jobs[0].folder)))
         return 0
     if cluster is not None:
         stream = _on_cluster(jobs, cluster)

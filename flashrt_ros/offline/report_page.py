@@ -467,9 +467,17 @@ def _other_counts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         ("reports of application refused", summary["reports_refused"]),
         ("resets", summary["resets"]),
         ("holds", summary["holds"]),
+        ("brought inside the limits", summary["clipped"]),
+        ("plan ran out during an inference", summary["deadlines_missed"]),
     ):
         if text := _counts(counts):
             yield label, text
+    if recovery := summary["recovery"]:
+        figures = ", ".join(f"P{q} {recovery[f'p{q}_ms']:.1f}" for q in (50, 95, 99))
+        yield (
+            "recoveries",
+            f"{recovery['count']:,} inferences after a reset: {figures} ms to publication",
+        )
 
 
 # ---------------------------------------------------------------- notes

@@ -95,7 +95,9 @@ class _TimedFlowPolicy(_TimedPolicy):
 
 
 def _timed(policy: Policy, clock: VirtualClock) -> _TimedPolicy:
-    return _TimedFlowPolicy(policy, clock) if is_flow_policy(policy) else _TimedPolicy(policy, clock)
+    return (
+        _TimedFlowPolicy(policy, clock) if is_flow_policy(policy) else _TimedPolicy(policy, clock)
+    )
 
 
 class VirtualRobot:
