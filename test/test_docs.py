@@ -89,9 +89,10 @@ def test_ros2_commands_name_what_exists(page, line):
     if command == "launch":
         package, file, *arguments = words
         assert package == "flashrt_ros"
-        declared = re.findall(
-            r'DeclareLaunchArgument\(\s*"(\w+)"', (ROOT / "launch" / file).read_text()
-        )
+        text = (ROOT / "launch" / file).read_text()
+        for included in re.findall(r'with_name\("([\w.]+)"\)', text):
+            text += (ROOT / "launch" / included).read_text()
+        declared = re.findall(r'DeclareLaunchArgument\(\s*"(\w+)"', text)
         assert {argument.partition(":=")[0] for argument in arguments} <= set(declared)
     elif command == "param":
         action, node, name, value = words

@@ -37,6 +37,8 @@ def start(graph, request, **parameters):
         "steps": 4,
         "max_age_ms": 5000.0,
         "max_action_age_ms": 5000.0,
+        # On a slow machine one inference takes longer than the chunk lasts.
+        "reset_gap_ms": 60_000.0,
         "diagnostics_rate": 20.0,
     }
     graph.start("policy", **{**given, **parameters})
@@ -65,8 +67,8 @@ def test_rtc_freezes_what_is_executed_meanwhile(graph, drivers, request, chunks,
         for joint in range(6):
             there = np.interp(times_ns, planned_ns(before), rows(before)[:, joint])
             assert np.abs(rows(chunk)[: chunk.frozen, joint] - there).max(initial=0.0) < 1e-6
-        foreseen_ns = to_ns(chunk.foreseen_delay)
-        assert chunk.frozen == -(-foreseen_ns // to_ns(chunk.period))
+        foreseen = -(-to_ns(chunk.foreseen_delay) // to_ns(chunk.period))
+        assert chunk.frozen == min(foreseen, chunk.horizon - chunk.executed)
         compared += chunk.frozen
     assert compared > 20
     assert all(step <= 0.2 * 1.001 for step in step_sizes(list(applied))), "within the step limit"
