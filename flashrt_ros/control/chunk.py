@@ -94,6 +94,7 @@ class Chunk:
             period_ns=self.inference.period_ns,
             horizon=self.horizon,
             first_valid_index=self.first_valid_index,
+            end_index=self.end_index,
         )
 
 

@@ -91,6 +91,7 @@ def chunk_record(message: ActionChunk) -> ChunkRecord:
         period_ns=to_ns(message.period),
         horizon=message.horizon,
         first_valid_index=message.first_valid_index,
+        end_index=message.end_index,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from flashrt_ros.offline.replay import ReplaySettings, replay
 from flashrt_ros.offline.replay_table import bag_row, many_table, result_lines
+from flashrt_ros.offline.report import PAGE_NAME, write_report
 
 INDEX_NAME = "replays.json"
 
@@ -82,10 +83,22 @@ def _targets(bags: Sequence[Path], folder: Path | None) -> dict[Path, Path]:
     return {bag: root / name for bag, name in zip(bags, names, strict=True)}
 
 
+def _replay_with_page(
+    job: ReplaySettings, progress: Callable[[float], None] = lambda share: None
+) -> dict[str, Any]:
+    """Replay one bag and write its page beside the results, where there is matplotlib."""
+    result = replay(job, progress)
+    try:
+        write_report([job.folder], job.folder)
+    except ImportError:
+        result["bag"]["notes"].append(f"no {PAGE_NAME}: pip install matplotlib")
+    return result
+
+
 def _attempt(job: ReplaySettings) -> tuple[dict[str, Any] | None, str]:
     """Result, or why there is none: one bag's trouble is not the next one's."""
     try:
-        return replay(job), ""
+        return _replay_with_page(job), ""
     except (ValueError, OSError) as error:
         return None, str(error)
 
@@ -146,7 +159,7 @@ def share_bar(what: str) -> Iterator[Callable[[str, float], None]]:
 def _with_bar(job: ReplaySettings) -> Mapping[str, Any]:
     """One bag, with the share of it that is done."""
     with share_bar(job.bag.name) as progress:
-        return replay(job, lambda share: progress(job.bag.name, share))
+        return _replay_with_page(job, lambda share: progress(job.bag.name, share))
 
 
 def _bar(stream: Iterator[Outcome], total: int) -> Iterator[Outcome]:

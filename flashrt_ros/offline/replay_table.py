@@ -29,7 +29,7 @@ def result_lines(result: Mapping[str, Any], folder: Path) -> list[str]:
     if same["recorded"]:
         lines += ["", _same_line(same)]
     lines += [f"{count} × {what}" for what, count in result["complaints"].items()]
-    return [*lines, f"\nreplay.json, actions.csv, ages.csv and ages.jsonl: {folder}"]
+    return [*lines, f"\nreport.html, replay.json, actions.csv, ages.csv and ages.jsonl: {folder}"]
 
 
 def _error_lines(result: Mapping[str, Any]) -> list[str]:

@@ -185,6 +185,8 @@ def test_many_bags_in_processes_equal_one_by_one(tmp_path, capsys, monkeypatch):
         for file in ("actions.csv", "ages.csv"):
             serial, parallel = (tmp_path / n / bag.name / file for n in ("serial", "parallel"))
             assert serial.read_bytes() == parallel.read_bytes()
+        page = (tmp_path / "serial" / bag.name / "report.html").read_text()
+        assert "How far were the actions from the recorded ones?" in page
     index = json.loads((tmp_path / "parallel/replays.json").read_text())
     assert index == json.loads((tmp_path / "serial/replays.json").read_text())
     assert [row["chunks"] for row in index[:3]] == [8, 8, 8]

@@ -86,6 +86,15 @@ def test_page_and_json_show_what_numpy_finds_in_the_csv(one):
     assert told["actions"] == len(data["age_ns"])
 
 
+def test_page_shows_resets_recoveries_and_clipped_numbers(one):
+    rows = Reader((one / "report.html").read_text()).rows
+    assert ["resets", "1 × episode; 2 × hold"] in rows
+    assert ["brought inside the limits", "7 × position"] in rows
+    assert ["plan ran out during an inference", "2 × recovery; 1 × steady"] in rows
+    told = "3 inferences after a reset: P50 25.2, P95 31.5, P99 31.5 ms to publication"
+    assert ["recoveries", told] in rows
+
+
 def test_page_of_two_runs_shows_the_differences(tmp_path):
     logs = [
         write_log(tmp_path / name / "ages.jsonl", chunks=400, seed=seed, delay_ms=delay_ms)
