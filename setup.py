@@ -43,7 +43,7 @@ setup(
         "bags": ["rosbags>=0.11", "tqdm>=4.60"],
         # Ray spreads replays over machines; nobody needs it for one.
         "cluster": ["ray[default]>=2.9"],
-        "kernels": ["triton>=3.1; platform_system == 'Linux'"],
+        "kernels": ["triton>=3.4; platform_system == 'Linux'"],
         # Tables that pandas, DuckDB and Spark read without parsing; the CSV files hold the same.
         "parquet": ["pyarrow>=14"],
         "plots": ["matplotlib>=3.5"],

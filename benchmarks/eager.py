@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import platform
 import signal
 import statistics
@@ -36,46 +35,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from common import SIZES, synchronize, write_random_checkpoint
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from flashrt_ros.models.checkpoint import (
-    FLASHRT_FILE,
-    FLASHRT_VERSION,
-    WEIGHTS_FILE,
-    load_weights,
-    open_checkpoint,
-)
+from flashrt_ros.models.checkpoint import WEIGHTS_FILE, load_weights, open_checkpoint
 from flashrt_ros.models.config import ModelConfig
 from flashrt_ros.models.flow import flow_times, uniform_times, velocity
 from flashrt_ros.models.gemma import PrefixCache, embed_prompt, encode_prefix
 from flashrt_ros.models.siglip import embed_views
-from flashrt_ros.models.upstream import PLUS_ONE
 from flashrt_ros.models.weights import Weights, tensor_specs
 
 STAGES = ("vision", "prefix", "denoise")
-SIZES = {
-    "full": ModelConfig(family="pi05"),
-    "tiny": ModelConfig(
-        family="pi05", vision_width=48, vision_depth=2, vision_heads=4, vision_mlp=80,
-        image_size=56, width=64, mlp=128, expert_width=32, expert_mlp=96, depth=3, head_dim=16,
-        vocab=512, horizon=10,
-    ),
-}  # fmt: skip
-
-
-def write_random_checkpoint(folder: Path, config: ModelConfig, device: str, precision: str) -> None:
-    """Random weights of the size of their inputs' square root, in the project's own format."""
-    torch.manual_seed(0)
-    tensors = {}
-    for name, spec in tensor_specs(config).items():
-        scale = 0.02 if "modulation" in name else 1.0 / math.sqrt(spec.shape[-1])
-        tensor = torch.randn(spec.shape, device=device) * scale + (name in PLUS_ONE)
-        tensors[name] = tensor.to(spec.dtype(precision)).cpu()
-    save_file(tensors, folder / WEIGHTS_FILE)
-    described = {"version": FLASHRT_VERSION, "precision": precision, "model": config.to_json()}
-    (folder / FLASHRT_FILE).write_text(json.dumps(described, indent=1))
 
 
 class Call:
@@ -151,11 +122,6 @@ class Call:
         self.result.copy_(self.actions, non_blocking=True)
         synchronize(self.device)
         return self.result
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def milliseconds(function: Callable[[], Any], calls: int, device: torch.device) -> dict[str, float]:

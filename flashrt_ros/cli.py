@@ -24,6 +24,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_report(commands)
     _add_inspect(commands)
     _add_convert(commands)
+    _add_bench(commands)
     return parser
 
 
@@ -384,6 +385,60 @@ def _convert(given: argparse.Namespace) -> int:
         vision_heads=given.vision_heads,
     )
     print(f"{written}: written")
+    return 0
+
+
+def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    bench = commands.add_parser(
+        "bench", help="time a checkpoint on this machine, or select the kernels that it runs with"
+    )
+    bench.add_argument("path", type=Path, metavar="PATH", help="folder of a checkpoint")
+    bench.add_argument(
+        "--select",
+        action="store_true",
+        help="judge every kernel against the reference, keep the verdicts and print them",
+    )
+    bench.add_argument("--robot", default="so101", metavar="ROBOT", help="contract: name or file")
+    bench.add_argument("--device", default="auto")
+    bench.add_argument("--precision", choices=("auto", "float32", "bfloat16"), default="auto")
+    bench.add_argument("--runtime", choices=("auto", "reference", "fused"), default="auto")
+    bench.add_argument("--steps", type=int, default=10, metavar="N", help="denoising steps")
+    bench.add_argument(
+        "--pairs", type=int, default=30, metavar="N", help="timed calls, or pairs of them"
+    )
+    bench.add_argument("--tokenizer", default="", metavar="FILE", help="a .model or tokenizer.json")
+    bench.add_argument(
+        "--json", type=Path, metavar="FILE", help="with --select: the verdicts, once more"
+    )
+    bench.set_defaults(run=_bench)
+
+
+def _bench(given: argparse.Namespace) -> int:
+    from flashrt_ros.control.policies import CheckpointPolicy, PolicySettings
+    from flashrt_ros.control.robot import find_robot, load_robot
+    from flashrt_ros.runtime import bench
+
+    def progress(text: str) -> None:
+        print(text, file=sys.stderr)
+
+    if given.pairs < 1:
+        raise ValueError(f"--pairs: expected at least 1, found {given.pairs}")
+    if given.json and not given.select:
+        raise ValueError("--json: holds verdicts, which only --select makes")
+    settings = PolicySettings(
+        checkpoint=str(given.path),
+        device=given.device,
+        precision=given.precision,
+        steps=given.steps,
+        tokenizer=given.tokenizer,
+        runtime=given.runtime,
+        selection="off" if given.select else "verdicts",
+    )
+    policy = CheckpointPolicy(settings, load_robot(find_robot(given.robot)), progress)
+    if given.select:
+        print(bench.select_and_keep(policy.engine, given.pairs, given.json, progress))
+    else:
+        print(bench.time_calls(policy.engine, given.pairs))
     return 0
 
 

@@ -291,6 +291,25 @@ POLICY = (
     Parameter(
         "tokenizer", "", "Tokenizer file (.model or tokenizer.json), where the checkpoint has none."
     ),
+    Parameter(
+        "runtime",
+        "auto",
+        "What computes: the plain functions, the fused kernels, or auto: these where there is a GPU.",
+        choices=("auto", "reference", "fused"),
+    ),
+    Parameter(
+        "selection",
+        "verdicts",
+        "Kernels: as earlier verdicts for this machine say, else none; now: also judged at configure where there are "
+        "no verdicts (minutes, once); off: none.",
+        choices=("verdicts", "now", "off"),
+    ),
+    Parameter(
+        "unbuilt_shape",
+        "build",
+        "A picture size, set of cameras or prompt that was not built for: build it then (seconds on a GPU), or refuse.",
+        choices=("build", "refuse"),
+    ),
     Parameter("instruction", "", "What the robot shall do; empty: nothing.", live=True),
     Parameter(
         "sync_policy",

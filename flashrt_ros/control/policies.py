@@ -15,10 +15,14 @@ from numpy.typing import NDArray
 from flashrt_ros.control.observer import Settings
 from flashrt_ros.control.policy import Denoising, Policy, PolicySpec
 from flashrt_ros.control.robot import Robot, RobotError
-from flashrt_ros.observation.frame import Observation
+from flashrt_ros.observation.frame import Observation, Role
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # torch is imported by those who run a checkpoint only
     from flashrt_ros.models.policy import FlowPolicy
+    from flashrt_ros.runtime.build import Runtime, Selection
+    from flashrt_ros.runtime.engine import FlowEngine
+    from flashrt_ros.runtime.launcher import Unbuilt
+    from flashrt_ros.runtime.settings import EngineSettings
 
 EXPERT = "expert"
 """Name of the scripted expert, in place of a checkpoint's path."""
@@ -44,6 +48,12 @@ class PolicySettings:
     """Of the noise that actions are drawn from."""
     tokenizer: str = ""
     """A tokenizer file, where the checkpoint has none."""
+    runtime: Runtime = "auto"
+    """What computes: `reference`, `fused` kernels, or `auto`, these where there is a GPU."""
+    selection: Selection = "verdicts"
+    """Kernels by the `verdicts` that are kept, by a selection `now` where there are none, or `off`."""
+    unbuilt_shape: Unbuilt = "build"
+    """A call of a shape that was not built: `build` it then, or `refuse`."""
 
 
 def policy_settings(values: Settings) -> PolicySettings:
@@ -102,20 +112,20 @@ class CheckpointPolicy:
         # Only those who run a checkpoint need torch.
         import torch
 
-        from flashrt_ros.models.flow import uniform_times
         from flashrt_ros.models.policy import load_policy
+        from flashrt_ros.runtime.build import build_engine, operators_for
 
         device, precision = _device(settings, torch.cuda.is_available())
+        runtime, make_operators = operators_for(settings.runtime, torch.device(device))
         progress(f"loading {folder} on {device} in {precision}")
-        self._policy = load_policy(
+        policy = load_policy(
             folder, device=device, precision=precision, tokenizer=settings.tokenizer or None
         )
         self._robot = robot
-        self._uniform_times = uniform_times
         self._steps = settings.steps
         self._seed = settings.seed
         self._generator = torch.Generator()
-        processor = self._policy.processor
+        processor = policy.processor
         fed = [camera.feature for camera in robot.cameras]
         unknown = [feature for feature in fed if feature not in processor.cameras]
         if unknown:
@@ -126,9 +136,18 @@ class CheckpointPolicy:
         masked = [view for view in processor.cameras if view not in fed]
         if masked:
             progress(f"views without a camera, masked: {', '.join(masked)}")
+        progress(f"building plans for the {runtime} runtime")
+        self._engine = build_engine(
+            policy,
+            _engine_settings(settings, robot, policy.config.image_size),
+            make_operators=make_operators,
+            selection=settings.selection,
+            progress=progress,
+        )
+        name = folder.resolve().name
         self._spec = PolicySpec(
-            plan_id=f"{self._policy.config.family}/{folder.resolve().name}/{precision}/{device}",
-            horizon=self._policy.config.horizon,
+            plan_id=f"{policy.config.family}/{name}/{precision}/{device}/{runtime}",
+            horizon=policy.config.horizon,
             action_size=processor.action_dim,
             features=fed,
             state_size=processor.state_dim,
@@ -138,20 +157,25 @@ class CheckpointPolicy:
     @property
     def network(self) -> FlowPolicy:
         """What computes."""
-        return self._policy
+        return self._engine.policy
 
     @property
     def spec(self) -> PolicySpec:
         """Constant."""
         return self._spec
 
+    @property
+    def engine(self) -> FlowEngine:
+        """What runs the network: warm starts, early vision, counters and capsules are its own."""
+        return self._engine
+
     def infer(self, observation: Observation, instruction: str) -> NDArray[np.float32]:
         """Denoise one chunk from noise; float32 [horizon, joints], robot units. A view that is absent is masked."""
-        context = self.encode(observation, instruction)
-        return self.decode(self.denoise(context, Denoising(self._steps)), observation)
+        self.encode(observation, instruction)
+        return self.decode(self.denoise(None, Denoising(self._steps)), observation)
 
-    def encode(self, observation: Observation, instruction: str) -> Any:
-        """The prefix: views by the contract's features, state and prompt.
+    def encode(self, observation: Observation, instruction: str) -> None:
+        """Bring the prefix up to date: views by the contract's features, state and prompt. The engine keeps it.
 
         The noise that follows depends on the seed and the observation's stamp alone, not on how many were inferred
         before: a replay that drops other observations than the run did still draws the same for the same observation.
@@ -163,23 +187,22 @@ class CheckpointPolicy:
             for camera in self._robot.cameras
             if camera.name in observation.images
         }
-        inputs = self._policy.processor.prepare(
-            images, self._state(observation.joint_positions), instruction
-        )
-        return self._policy.encode(inputs)
+        self._engine.observe(images, self._state(observation.joint_positions), instruction)
 
-    def denoise(self, context: Any, request: Denoising) -> NDArray[np.float32]:
+    def denoise(self, context: None, request: Denoising) -> NDArray[np.float32]:
         """Normalised actions, float32 [horizon, action_dim of the network]."""
-        policy, asked = self._policy, request.guidance
+        asked = request.guidance
         guidance = None
         if asked is not None:
-            guidance = policy.guidance(asked.target, asked.weights, asked.strengths)
-        times = policy.flow_times(self._uniform_times(request.steps, request.start_time))
-        x = policy.initial_state(
-            request.start_time, initial=request.initial, generator=self._generator
+            guidance = self.network.guidance(asked.target, asked.weights, asked.strengths)
+        actions = self._engine.denoise(
+            steps=request.steps,
+            start_time=request.start_time,
+            initial=request.initial,
+            generator=self._generator,
+            guidance=guidance,
         )
-        actions = policy.denoise(context, x, times, guidance=guidance)
-        numbers: NDArray[np.float32] = actions.to("cpu").numpy()
+        numbers: NDArray[np.float32] = actions.numpy()
         return numbers
 
     def decode(
@@ -187,7 +210,7 @@ class CheckpointPolicy:
     ) -> NDArray[np.float32]:
         """Absolute positions in robot units, float32 [horizon, joints]."""
         state = self._state(observation.joint_positions)
-        actions = self._policy.processor.finish(normalized, state)
+        actions = self.network.processor.finish(normalized, state)
         return self._robot.from_policy(actions).astype(np.float32)
 
     def rebase(
@@ -198,7 +221,7 @@ class CheckpointPolicy:
     ) -> NDArray[np.float32]:
         """Relative actions of a checkpoint as seen from another joint position; others as they are."""
         old, new = self._state(old_positions), self._state(new_positions)
-        return self._policy.processor.rebase(normalized, old, new).astype(np.float32, copy=False)
+        return self.network.processor.rebase(normalized, old, new).astype(np.float32, copy=False)
 
     def _state(self, positions: NDArray[np.float64]) -> NDArray[np.float32]:
         return self._robot.to_policy(positions).astype(np.float32)
@@ -208,6 +231,22 @@ class CheckpointPolicy:
 
     def reset(self) -> None:
         """Nothing is carried over between chunks."""
+
+
+def _engine_settings(settings: PolicySettings, robot: Robot, image_size: int) -> EngineSettings:
+    """What the robot's cameras and the settings need; a camera of unknown size is taken for the network's."""
+    from flashrt_ros.runtime.settings import EngineSettings
+
+    return EngineSettings(
+        cameras={
+            camera.feature: (camera.height or image_size, camera.width or image_size)
+            for camera in robot.cameras
+        },
+        optional=frozenset(c.feature for c in robot.cameras if c.role is Role.OPTIONAL),
+        flows=((settings.steps, 1.0),),
+        unbuilt=settings.unbuilt_shape,
+        seed=settings.seed,
+    )
 
 
 def _device(settings: PolicySettings, cuda: bool) -> tuple[str, str]:

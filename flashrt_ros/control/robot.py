@@ -58,6 +58,10 @@ class Camera:
     """Role `hold`: oldest picture that may serve."""
     rate_hz: float | None = None
     """Its frame rate where it is known; learned from the stamps otherwise."""
+    height: int | None = None
+    """Rows of its pictures where they are known, so that all is built for them before the first one."""
+    width: int | None = None
+    """Columns."""
 
     @property
     def rule(self) -> CameraRule:
@@ -222,7 +226,9 @@ class _Fields:
         return joint
 
     def camera(self, name: str) -> Camera:
-        self._known("topic", "feature", "transport", "role", "max_age_s", "rate_hz")
+        self._known(
+            "topic", "feature", "transport", "role", "max_age_s", "rate_hz", "height", "width"
+        )
         role = Role(self._choice("role", tuple(r.value for r in Role), Role.REQUIRED.value))
         rate_hz = self.content.get("rate_hz")
         return Camera(
@@ -233,7 +239,18 @@ class _Fields:
             role=role,
             max_age_s=self._number("max_age_s", above=0.0) if role is Role.HOLD else 0.0,
             rate_hz=None if rate_hz is None else self._number("rate_hz", above=0.0),
+            height=self._pixels("height", with_="width"),
+            width=self._pixels("width", with_="height"),
         )
+
+    def _pixels(self, field: str, *, with_: str) -> int | None:
+        """A side of a picture; both are given or none."""
+        value = self.content.get(field)
+        if value is None and self.content.get(with_) is None:
+            return None
+        if type(value) is not int or value < 1:
+            raise self._error(field, f"pixels, as {with_} is given", value)
+        return value
 
     def _children(self, field: str, build: Callable[[_Fields, str], _T]) -> tuple[_T, ...]:
         children = self.content.get(field)

@@ -159,12 +159,16 @@ class FlowPolicy:
         Raises:
             ValueError: an id beyond the vocabulary.
         """
+        self.check_tokens(tokens)
+        return gemma.embed_prompt(self.weights.language, tokens.to(self.device))
+
+    def check_tokens(self, tokens: Tensor) -> None:
+        """Raise ValueError for a token id, int64 [n] on the CPU, beyond the vocabulary."""
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.config.vocab:
             raise ValueError(
                 f"tokens: expected ids below the network's vocabulary of {self.config.vocab}, found "
                 f"{int(tokens.max())}: the tokenizer is another model's"
             )
-        return gemma.embed_prompt(self.weights.language, tokens.to(self.device))
 
     @torch.no_grad()
     def encode_prefix(
@@ -202,18 +206,23 @@ class FlowPolicy:
         noise: ArrayLike | Tensor | None = None,
         initial: ArrayLike | Tensor | None = None,
         generator: torch.Generator | None = None,
+        device: torch.device | None = None,
     ) -> Tensor:
-        """x at `start_time`: `t * noise + (1 - t) * initial`, float32 [horizon, action_dim]."""
+        """x at `start_time`: `t * noise + (1 - t) * initial`, float32 [horizon, action_dim].
+
+        On `device`, by default the network's.
+        """
+        device = self.device if device is None else device
         if noise is None:
             where = generator.device if generator is not None else torch.device("cpu")
             shape = (self.config.horizon, self.config.action_dim)
             noise = torch.randn(shape, generator=generator, device=where)
-        x = self._actions("noise", noise)
+        x = self._actions("noise", noise, device)
         if start_time == 1.0:
             return x
         if initial is None:
             raise ValueError(f"initial: expected actions to start from at {start_time}, found None")
-        return start_time * x + (1.0 - start_time) * self._actions("initial", initial)
+        return start_time * x + (1.0 - start_time) * self._actions("initial", initial, device)
 
     @torch.no_grad()
     def denoise(
@@ -234,10 +243,10 @@ class FlowPolicy:
         rows = torch.as_tensor(weights, dtype=torch.float32, device=self.device)
         if tuple(rows.shape) != (self.config.horizon,):
             raise ValueError(f"weights: expected [{self.config.horizon}], found {list(rows.shape)}")
-        return Guidance(self._actions("target", target), rows, tuple(strengths))
+        return Guidance(self._actions("target", target, self.device), rows, tuple(strengths))
 
-    def _actions(self, name: str, values: ArrayLike | Tensor) -> Tensor:
-        tensor = torch.as_tensor(values, dtype=torch.float32, device=self.device)
+    def _actions(self, name: str, values: ArrayLike | Tensor, device: torch.device) -> Tensor:
+        tensor = torch.as_tensor(values, dtype=torch.float32, device=device)
         expected = (self.config.horizon, self.config.action_dim)
         if tuple(tensor.shape) != expected:
             raise ValueError(f"{name}: expected {list(expected)}, found {list(tensor.shape)}")

@@ -135,7 +135,7 @@ class Processor:
         images = np.empty((count, 3, self.image.size, self.image.size), np.float32)
         mask = np.zeros(count, np.bool_)
         for name, view in views.items():
-            index = self._view_index(name)
+            index = self.view_index(name)
             if mask[index]:
                 raise ProcessingError(f"camera {self.cameras[index]!r}: expected one image of it")
             images[index] = view.numpy()
@@ -148,12 +148,24 @@ class Processor:
             torch.from_numpy(mask),
             tokens,
             token_mask,
-            self._state_token(normalized),
+            self.state_token(normalized),
         )
 
     def prompt(self, instruction: str, state: ArrayLike) -> tuple[Tensor, Tensor]:
         """Token ids int64 [L] and mask bool [L] of an instruction with the raw state."""
         return self._encode(instruction, self.normalize_state(state))
+
+    def fixed_tokens(self, instruction: str, tokens: Tensor) -> int:
+        """How many leading ids of `tokens`, an instruction's valid ones, come from the instruction alone.
+
+        A tokenizer may join the text's last letters with the state's first digit: what counts is
+        how far the prompt agrees with its text tokenised without a state.
+        """
+        prompts.check(instruction)
+        head, mask = self._tokens(self.prompt_format.head(instruction))
+        length = min(int(mask.sum()), len(tokens))
+        differing = (head[:length] != tokens[:length]).nonzero()
+        return int(differing[0]) if len(differing) else length
 
     def normalize_state(self, state: ArrayLike) -> Floats:
         """Raw state [state_dim] → normalised, in the dtype of the statistics."""
@@ -297,7 +309,8 @@ class Processor:
         prompts.check(instruction)
         return self._tokens(self.prompt_format.pieces(instruction, normalized))
 
-    def _view_index(self, name: str) -> int:
+    def view_index(self, name: str) -> int:
+        """Place of a camera among `cameras`, also by its name in the data set (`rename`)."""
         name = self.rename.get(name, name)
         if name not in self.cameras:
             raise ProcessingError(f"camera {name!r}: expected one of {list(self.cameras)}")
@@ -312,7 +325,8 @@ class Processor:
             )
         return values
 
-    def _state_token(self, normalized: Floats) -> Tensor | None:
+    def state_token(self, normalized: Floats) -> Tensor | None:
+        """Normalised state → float32 [D], padded; None for π0.5, which reads it in the prompt."""
         if self.family != "pi0":
             return None
         padded = torch.zeros(self.padded_state_dim)

@@ -59,6 +59,10 @@ class StatePrompt:
         bins = " ".join(str(number) for number in state_bins(state))
         return (f"Task: {clean(instruction)}, State: {bins};\nAction: ",)
 
+    def head(self, instruction: str) -> tuple[str, ...]:
+        """The texts that come before the state, whatever it is."""
+        return (f"Task: {clean(instruction)}, State:",)
+
     def __str__(self) -> str:
         padded = f", padded to {self.pad_state_to} numbers" if self.pad_state_to else ""
         return f"'Task: {{text}}, State: {{256 bins{padded}}};\\nAction: ', text cleaned"
@@ -80,6 +84,10 @@ class TextPrompt:
         if self.openpi:
             return clean(instruction), "\n"
         return (instruction if instruction.endswith("\n") else f"{instruction}\n",)
+
+    def head(self, instruction: str) -> tuple[str, ...]:
+        """All of it."""
+        return self.pieces(instruction, np.empty(0))
 
     def __str__(self) -> str:
         if self.openpi:

@@ -90,8 +90,12 @@ def calibrate(
     samples = []
     with ActivationRecorder(policy.network.weights) as recorder:
         for observation, candidate in _observations(chosen, robot, values, namespace):
-            policy.infer(observation, candidate.instruction)
-            samples.append(_sample(observation, candidate, robot))
+            sample = _sample(observation, candidate, robot)
+            # The plain network: what runs in its place may multiply folded weights.
+            policy.network.infer(
+                sample.views, sample.state, sample.instruction, steps=values["steps"]
+            )
+            samples.append(sample)
             progress("running the reference", len(samples) / len(chosen))
     ranges = recorder.ranges()
     missing = sorted(product_names(policy.network.weights) - ranges.keys())

@@ -157,6 +157,11 @@ class Buffers:
         """Declared buffers of one rate."""
         return [b for b in self._declared.values() if b.rate is rate]
 
+    def region(self, rate: Rate) -> Tensor:
+        """uint8 view of all buffers of one rate, padding included."""
+        start, end = self._ranges[rate]
+        return self._all()[start:end]
+
     @property
     def retained(self) -> Tensor:
         """uint8 view of everything of the rates in `RETAINED`: one contiguous range."""
@@ -186,6 +191,7 @@ class Buffers:
     def restore_versions(self, versions: Mapping[str, int]) -> None:
         """Set versions back together with the content that they stand for; later ones are new all the same."""
         self._versions.update(versions)
+        self._clock = count(max(next(self._clock), *versions.values()) + 1)
 
     def _new_name(self, name: str) -> None:
         if name in self._versions:

@@ -46,6 +46,9 @@ from flashrt_ros.runtime.contract import Buffers, Rate
 Part = Literal["fixed", "moving"]
 """Prompt tokens that no state moves (the first `fixed`), and those behind them: π0.5's state numbers."""
 
+Guidance = Callable[[int, float, Tensor, Tensor], Tensor]
+"""Step, flow time, x and velocity float32 [H, A] there → the velocity to follow."""
+
 BUCKET_TOKENS = 32
 
 
@@ -86,7 +89,8 @@ class Site:
 
     name: str
     candidates: Mapping[str, Callable[[], Sequence[Tensor]]]
-    """By name, the reference first: each runs one candidate on the site's representative inputs."""
+    """By name, the reference first: each runs one candidate on the site's representative inputs, the same ones at each
+    call, and returns what came of them; results may lie where the next candidate's will."""
     bound: float
     """Largest relative L2 error to the reference on any of these inputs."""
 
@@ -172,6 +176,28 @@ def prompt_views(prompt: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return prompt[:-2], prompt[-2:-1], prompt[-1:]
 
 
+def denoise_plainly(
+    w: Weights,
+    config: ModelConfig,
+    buffers: Buffers,
+    shape: Shape,
+    times: FlowTimes,
+    guidance: Guidance | None = None,
+) -> None:
+    """`Operators.denoise` by the plain functions, whoever wrote `keys` and `values`; the length is read on the host."""
+    length = int(prompt_views(buffers.host("prompt"))[1])
+    end = shape.views * config.view_tokens + length + (config.family == "pi0")
+    prefix = PrefixCache(buffers["keys"][:, :end], buffers["values"][:, :end])
+    x = buffers["x0"]
+    steps = zip(times.times, times.step_sizes, times.terms, strict=True)
+    for index, (time, size, term) in enumerate(steps):
+        v = flow.velocity(w, config, prefix, x, term)
+        if guidance is not None:
+            v = guidance(index, time, x, v)
+        x = x + size * v
+    buffers["actions"].copy_(x)
+
+
 class ReferenceOperators:
     """The plain functions of models/ on any device: what a CPU runs, and what every other result is judged by.
 
@@ -250,10 +276,7 @@ class ReferenceOperators:
 
     def denoise(self, shape: Shape, times: FlowTimes) -> None:
         """All steps."""
-        c, b = self._config, self._buffers
-        end = shape.views * c.view_tokens + self._lengths()[0] + (c.family == "pi0")
-        prefix = PrefixCache(b["keys"][:, :end], b["values"][:, :end])
-        b["actions"].copy_(flow.denoise(self._weights, c, prefix, b["x0"], times))
+        denoise_plainly(self._weights, self._config, self._buffers, shape, times)
 
     def sites(self) -> list[Site]:
         """None: there is one way."""

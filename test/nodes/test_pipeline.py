@@ -276,7 +276,7 @@ def test_checkpoint_runs_and_says_what_it_is(graph, drivers, request):
     )
     drivers.run(rate_hz=10.0)
     graph.wait_for(lambda: len(chunks) >= 3, "chunks of the network")
-    assert chunks[0].plan_id == "pi05/tiny_so101/float32/cpu"
+    assert chunks[0].plan_id == "pi05/tiny_so101/float32/cpu/reference"
     assert {chunk.steps for chunk in chunks} == {2}
     assert {chunk.horizon for chunk in chunks} == {10}
     assert chunks[0].instruction == "pick up the cup"

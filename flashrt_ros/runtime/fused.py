@@ -1,0 +1,390 @@
+"""The network through fused kernels, on a GPU.
+
+A site is a place in the network with a choice: how its kernel is tiled, or the plain reference. Row sums of squares
+travel beside the rows, written by whoever wrote these, so that no kernel reads rows only to normalise them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashrt_ros.kernels.action_step import action_step
+from flashrt_ros.kernels.attention import (
+    AttentionTile,
+    prefix_attention,
+    view_attention,
+)
+from flashrt_ros.kernels.embed import embed
+from flashrt_ros.kernels.launch import Launch
+from flashrt_ros.kernels.linear import Rope, RowSums, Tile, Workspace, linear
+from flashrt_ros.kernels.resize import part_width, resize_tables, resize_to_patches
+from flashrt_ros.kernels.split_attention import (
+    SplitTile,
+    SplitWorkspace,
+    split_attention,
+)
+from flashrt_ros.models.config import ModelConfig
+from flashrt_ros.models.flow import FlowTimes
+from flashrt_ros.models.gemma import rotary_table
+from flashrt_ros.models.images import PrepareImage, resized_shape
+from flashrt_ros.models.weights import Weights
+from flashrt_ros.runtime.contract import Buffers, Rate
+from flashrt_ros.runtime.folding import FoldedTimes, fold_times, fold_weights
+from flashrt_ros.runtime.operators import Limits, Part, Shape, prompt_views
+
+DEFAULT_TILES: dict[str, Any] = {
+    "vision_patch": Tile(64, 64, 64, 1, 4, 4),
+    "vision_qkv": Tile(64, 128, 64, 1, 4, 4),
+    "vision_attention": AttentionTile(64, 128, 4, 2),
+    "vision_out": Tile(64, 64, 64, 1, 4, 4),
+    "vision_fc1": Tile(64, 128, 64, 1, 4, 3),
+    "vision_fc2": Tile(64, 128, 64, 3, 4, 4),
+    "vision_project": Tile(64, 64, 64, 1, 4, 4),
+    "prefix_qkv": Tile(128, 128, 64, 1, 8, 4),
+    "prefix_attention": AttentionTile(64, 32, 4, 3),
+    "prefix_out": Tile(64, 64, 64, 1, 4, 4),
+    "prefix_gate_up": Tile(128, 256, 64, 1, 8, 4),
+    "prefix_down": Tile(128, 128, 64, 1, 4, 4),
+    "expert_qkv": Tile(64, 32, 256, 1, 4, 3),
+    "expert_attention": SplitTile(16, 128, 4, 4, 2, bulk=False),
+    "expert_out": Tile(64, 16, 256, 1, 4, 4),
+    "expert_gate_up": Tile(64, 64, 128, 1, 4, 4),
+    "expert_down": Tile(64, 32, 128, 4, 4, 5),
+    "expert_time": Tile(64, 16, 128, 1, 4, 4),
+}
+SMALLEST_COLUMNS = 16
+
+
+class FusedOperators:
+    """See `operators.Operators`. Needs weights on a GPU; under Triton's interpreter, on a CPU."""
+
+    capturable = True
+
+    def __init__(
+        self, weights: Weights, config: ModelConfig, limits: Limits, image: PrepareImage
+    ) -> None:
+        self._w, self._c, self._limits, self._image = weights, config, limits, image
+        self._f = fold_weights(weights, config)
+        self.tiles: dict[str, Any] = dict(DEFAULT_TILES)
+        self.launch = Launch()
+        self._times: dict[tuple[float, ...], FoldedTimes] = {}
+        self._b = Buffers()
+        self._resize = [
+            resize_tables(
+                h, w, image.size, resized_shape(h, w, image.size), image.filter, weights.device
+            )
+            for h, w in limits.cameras
+        ]
+
+    # -- buffers
+
+    def declare(self, buffers: Buffers) -> None:
+        """Scratch, row sums, and layer 0's projections of the prompt, which are kept with the instruction."""
+        c, dtype, f32 = self._c, self._w.dtype, torch.float32
+        V, N, T = len(self._limits.cameras), c.view_tokens, self._limits.prompt_tokens
+        P, H, q = V * N + T, c.horizon, c.heads * c.head_dim
+
+        def scratch(name: str, shape: Sequence[int], kind: torch.dtype = dtype) -> None:
+            buffers.declare(name, shape, kind, Rate.STEP)
+
+        def sums(name: str, planes: int, width: int, rows: int, rate: Rate = Rate.STEP) -> None:
+            tiles = -(-width // SMALLEST_COLUMNS)
+            buffers.declare(name, (planes * tiles * rows,), f32, rate)
+
+        for name, width in (("q", q), ("k", c.head_dim), ("v", c.head_dim)):
+            buffers.declare(f"first_{name}", (T, width), dtype, Rate.INSTRUCTION)
+        sums("rows_sums", 1, c.width, P, Rate.OBSERVATION)
+        scratch("patches", (V * N, 3 * part_width(c.patch)))
+        scratch("vision_x", (V * N, c.vision_width))
+        scratch("vision_qkv", (V * N, 3 * c.vision_width))
+        scratch("vision_y", (V * N, c.vision_width))
+        scratch("vision_h", (V * N, c.vision_mlp))
+        sums("vision_sums", 2, c.vision_width, V * N)
+        scratch("prefix_x", (P, c.width))
+        scratch("prefix_q", (P, q))
+        scratch("prefix_y", (P, q))
+        scratch("prefix_h", (P, c.mlp))
+        sums("prefix_sums", 1, c.width, P)
+        scratch("total", (H, c.expert_width), f32)
+        scratch("operand", (H, c.expert_width))
+        scratch("expert_q", (H, q))
+        scratch("expert_y", (H, q))
+        scratch("expert_h", (H, c.expert_mlp))
+        scratch("time_a", (H, c.expert_width))
+        scratch("time_b", (H, c.expert_width))
+        sums("expert_sums", 1, c.expert_width, H)
+        scratch("partial", (1 << 22,), f32)
+        scratch("split_partial", (16 * H * c.heads * c.head_dim,), f32)
+        scratch("split_softmax", (2 * 16 * H * c.heads,), f32)
+        scratch("tickets", (1 << 14,), torch.int32)
+        buffers.declare("rotation", (2, P + 1 + H, c.head_dim // 2), f32, Rate.CHECKPOINT)
+
+    def bind(self, buffers: Buffers) -> None:
+        """Take the buffers, fill the rotary table."""
+        self._b = buffers
+        table = buffers["rotation"]
+        positions = torch.arange(table.shape[1], device=table.device)
+        table.copy_(rotary_table(self._c.head_dim, positions)[:, :, 0])
+
+    def prepare_times(self, times: FlowTimes) -> None:
+        """Multiply the terms out."""
+        if times.times not in self._times:
+            self._times[times.times] = fold_times(self._w, self._f, self._c, times)
+
+    # -- stages
+
+    def see(self, cameras: tuple[int, ...], first: int) -> None:
+        """Pixels to prefix rows."""
+        c, f, b, v = self._c, self._f, self._b, self._w.vision
+        N, n, W = c.view_tokens, len(cameras) * c.view_tokens, c.vision_width
+        patches, x, qkv = b["patches"][:n], b["vision_x"][:n], b["vision_qkv"][:n]
+        y, h = b["vision_y"][:n], b["vision_h"][:n]
+        for i, camera in enumerate(cameras):
+            resize_to_patches(
+                b[f"pixels.{camera}"], patches[i * N : (i + 1) * N], self._resize[camera], c.patch,
+                launch=self._follow(first=i == 0),
+            )  # fmt: skip
+        sums = self._sums("vision_sums", 2, "vision_patch", W, n)
+        self._linear(
+            "vision_patch", patches, f.patch, x, bias=v.patch_bias, residual=v.position, sums=sums
+        )
+        for i in range(c.vision_depth):
+            self._linear(
+                "vision_qkv", x, f.vision_qkv.weight[i], qkv, norm=sums,
+                bias=f.vision_qkv.bias[i], colsum=f.vision_qkv.colsum[i],
+            )  # fmt: skip
+            view_attention(
+                qkv, y, N, c.vision_heads, self.tiles["vision_attention"], launch=self._follow()
+            )
+            sums = self._sums("vision_sums", 2, "vision_out", W, n)
+            self._linear("vision_out", y, v.out[i], x, bias=v.out_bias[i], residual=x, sums=sums)
+            self._linear(
+                "vision_fc1", x, f.vision_fc1.weight[i], h, norm=sums,
+                bias=f.vision_fc1.bias[i], colsum=f.vision_fc1.colsum[i], activation="gelu",
+            )  # fmt: skip
+            sums = self._sums("vision_sums", 2, "vision_fc2", W, n)
+            self._linear("vision_fc2", h, v.fc2[i], x, bias=v.fc2_bias[i], residual=x, sums=sums)
+        at = first * N
+        self._linear(
+            "vision_project", x, f.projector.weight, b["rows"][at : at + n], norm=sums,
+            bias=f.projector.bias, colsum=f.projector.colsum, sums=self._row_sums(at),
+        )  # fmt: skip
+
+    def read_prompt(self, shape: Shape, part: Part) -> None:
+        """Embeddings and layer 0's projections; rows of the other part may be computed again, to the same bits."""
+        c, b = self._c, self._b
+        tokens, length, fixed = prompt_views(b["prompt"])
+        base, T = shape.views * c.view_tokens, shape.bucket
+        rows, sums = b["rows"][base : base + T], self._row_sums(base)
+        embed(tokens[:T], self._w.language.embedding, rows, sums, launch=self._follow(first=True))
+        self._linear(
+            "prefix_qkv", rows, self._f.prefix_qkv[0], None, norm=sums, activation="rope",
+            rope=Rope(b["rotation"][:, base:], b["first_k"], b["first_v"], b["first_q"]),
+            valid=length, skip=fixed if part == "moving" else None,
+        )  # fmt: skip
+
+    def encode(self, shape: Shape) -> None:
+        """All layers; the last one ends at its keys and values."""
+        c, f, b, w = self._c, self._f, self._b, self._w.language
+        base, T = shape.views * c.view_tokens, shape.bucket
+        P, length = base + T, prompt_views(b["prompt"])[1]
+        x, q, y, h = (b[f"prefix_{name}"][:P] for name in "xqyh")
+        keys, values, rotation = b["keys"], b["values"], b["rotation"]
+        rows = b["rows"][:P]
+        self._linear(
+            "prefix_qkv", rows[:base], f.prefix_qkv[0], None, norm=self._row_sums(0),
+            activation="rope", rope=Rope(rotation, keys[0], values[0], q), first=True,
+        )  # fmt: skip
+        for source, target in (("first_q", q), ("first_k", keys[0]), ("first_v", values[0])):
+            target[base:P].copy_(b[source][:T])
+        queries, last = c.heads * c.head_dim, c.depth - 1
+        sums = self._row_sums(0)
+        for i in range(c.depth):
+            if i:
+                weight = f.prefix_qkv[i][queries:] if i == last else f.prefix_qkv[i]
+                self._linear(
+                    "prefix_qkv", x, weight, None, norm=sums, activation="rope", valid=length, base=base,
+                    rope=Rope(rotation, keys[i], values[i], None if i == last else q),
+                )  # fmt: skip
+            if i == last:
+                return
+            prefix_attention(
+                q, keys[i], values[i], y, self.tiles["prefix_attention"], valid=length, base=base,
+                launch=self._follow(),
+            )  # fmt: skip
+            sums = self._sums("prefix_sums", 1, "prefix_out", c.width, P)
+            self._linear(
+                "prefix_out",
+                y,
+                w.out[i],
+                x,
+                residual=x if i else rows,
+                sums=sums,
+                valid=length,
+                base=base,
+            )
+            self._linear(
+                "prefix_gate_up", x, f.prefix_gate_up[i], h, norm=sums, activation="geglu",
+                valid=length, base=base,
+            )  # fmt: skip
+            sums = self._sums("prefix_sums", 1, "prefix_down", c.width, P)
+            self._linear(
+                "prefix_down", h, w.down[i], x, residual=x, sums=sums, valid=length, base=base
+            )
+
+    def append_state(self, shape: Shape) -> None:
+        """π0's state token through the expert, behind the prefix."""
+        flow, b = self._w.flow, self._b
+        total, operand = b["total"][:1], b["operand"][:1]
+        sums = self._sums("expert_sums", 1, None, self._c.expert_width, 1)
+        action_step(
+            b["state"][None], None, w_in=flow.state, in_bias=flow.state_bias, total=total,
+            out=operand, sums=sums, launch=self._follow(first=True),
+        )  # fmt: skip
+        self._expert(shape, 1, 0, None, 0, sums)
+
+    def denoise(self, shape: Shape, times: FlowTimes) -> None:
+        """All steps: `x0` to `actions`."""
+        c, b, flow = self._c, self._b, self._w.flow
+        terms = self._times[times.times]
+        H, steps = c.horizon, len(times.times)
+        after = int(c.family == "pi0")
+        one = self._sums("expert_sums", 1, None, c.expert_width, H)
+        x = b["x0"]
+        for step in range(steps + 1):
+            ends: dict[str, Any] = {}
+            if step:
+                ends = {
+                    "dt": times.step_sizes[step - 1], "hidden": b["total"], "w_out": flow.action_out,
+                    "norm_scale": terms.out_scale[step - 1], "out_bias": terms.out_bias[step - 1],
+                }  # fmt: skip
+            starts: dict[str, Any] = {}
+            if step < steps:
+                starts = {"w_in": flow.action_in, "in_bias": flow.action_in_bias}
+                if terms.time_bias is None:
+                    scale = None if terms.scale is None else terms.scale[step, 0]
+                    starts |= {
+                        "total": b["total"],
+                        "out": b["operand"],
+                        "scale": scale,
+                        "sums": one,
+                    }
+                else:
+                    starts |= {"out": b["time_a"]}
+            action_step(x, b["actions"], **ends, **starts, launch=self._follow(first=step == 0))
+            x = b["actions"] if step else x
+            if step == steps:
+                return
+            sums = one
+            if terms.time_bias is not None:
+                sums = self._time_mlp(terms.time_bias[step])
+            self._expert(shape, H, after, terms, step, sums)
+
+    # -- parts of stages
+
+    def _time_mlp(self, bias: Tensor) -> RowSums:
+        """π0: actions and flow time mixed into the expert's first rows."""
+        c, f, b = self._c, self._f, self._b
+        assert f.time_in is not None
+        assert f.time_out is not None
+        sums = self._sums("expert_sums", 1, "expert_time", c.expert_width, c.horizon)
+        self._linear(
+            "expert_time", b["time_a"], f.time_in, b["time_b"], bias=bias, activation="silu"
+        )
+        self._linear(
+            "expert_time", b["time_b"], f.time_out, b["operand"], bias=self._w.flow.time_out_bias,
+            total=b["total"], sums=sums,
+        )  # fmt: skip
+        return sums
+
+    def _expert(
+        self, shape: Shape, n: int, after: int, terms: FoldedTimes | None, step: int, sums: RowSums
+    ) -> None:
+        """n rows behind the prefix (and `after` more tokens) through all layers: `total`, `operand` in and out."""
+        c, f, b, w = self._c, self._f, self._b, self._w.expert
+        base, length = shape.views * c.view_tokens + after, prompt_views(b["prompt"])[1]
+        total, operand = b["total"][:n], b["operand"][:n]
+        q, y, h = (b[f"expert_{name}"][:n] for name in "qyh")
+        tile = self.tiles["expert_attention"]
+        work = self._split_workspace(n * c.heads, tile)
+
+        def term(values: Tensor | None, at: int) -> Tensor | None:
+            return None if values is None else values[step, at]
+
+        scale = gate = qkv_bias = gate_up_bias = None
+        if terms is not None:
+            scale, gate = terms.scale, terms.gate
+            qkv_bias, gate_up_bias = terms.qkv_bias, terms.gate_up_bias
+        for i in range(c.depth):
+            keys, values = b["keys"][i], b["values"][i]
+            rope = Rope(b["rotation"], keys, values, q, length, base)
+            self._linear(
+                "expert_qkv", operand, f.expert_qkv[i], None, norm=sums, bias=term(qkv_bias, i),
+                activation="rope", rope=rope,
+            )  # fmt: skip
+            split_attention(
+                q, keys, values, y, tile, work, valid=length, base=base,
+                longest=shape.views * c.view_tokens + shape.bucket + after, launch=self._follow(),
+            )  # fmt: skip
+            sums = self._sums("expert_sums", 1, "expert_out", c.expert_width, n)
+            self._linear(
+                "expert_out", y, w.out[i], operand, gate=term(gate, 2 * i), residual=total, total=total,
+                scale=term(scale, 2 * i + 1), sums=sums,
+            )  # fmt: skip
+            self._linear(
+                "expert_gate_up", operand, f.expert_gate_up[i], h, norm=sums, activation="geglu",
+                bias=term(gate_up_bias, i),
+            )  # fmt: skip
+            sums = self._sums("expert_sums", 1, "expert_down", c.expert_width, n)
+            self._linear(
+                "expert_down", h, w.down[i], operand, gate=term(gate, 2 * i + 1), residual=total,
+                total=total, scale=term(scale, 2 * i + 2), sums=sums,
+            )  # fmt: skip
+
+    def _linear(
+        self,
+        site: str,
+        a: Tensor,
+        w: Tensor,
+        out: Tensor | None,
+        *,
+        first: bool = False,
+        **options: Any,
+    ) -> None:
+        tile = self._tile(site, len(a), len(w), a.shape[1])
+        linear(a, w, out, tile, workspace=self._workspace, launch=self._follow(first), **options)
+
+    def _tile(self, site: str, m: int, n: int, k: int) -> Tile:
+        tile: Tile = self.tiles[site]
+        if site.startswith("vision"):
+            m = min(m, self._c.view_tokens)  # one view and several must round alike
+        return tile.fitted(
+            m, n, k, self._c.head_dim if site.endswith("qkv") and site[0] != "v" else None
+        )
+
+    @property
+    def _workspace(self) -> Workspace:
+        return Workspace(self._b["partial"], self._b["tickets"])
+
+    def _split_workspace(self, rows: int, tile: SplitTile) -> SplitWorkspace:
+        b = self._b
+        return SplitWorkspace(b["split_partial"], b["split_softmax"], b["tickets"])
+
+    def _sums(self, name: str, planes: int, site: str | None, width: int, rows: int) -> RowSums:
+        """Row sums in scratch, with as many partial sums as the site's tile leaves; one for None."""
+        tiles = 1 if site is None else -(-width // self._tile(site, rows, width, 1 << 20).columns)
+        return RowSums(self._b[name][: planes * tiles * rows].view(planes, tiles, rows))
+
+    def _row_sums(self, at: int) -> RowSums:
+        """Row sums of the prefix rows, from row `at` on."""
+        tiles = -(-self._c.width // self._tile("vision_project", 1, self._c.width, 1 << 20).columns)
+        capacity = len(self._b["rows"])
+        return RowSums(self._b["rows_sums"][: tiles * capacity].view(1, tiles, capacity)[:, :, at:])
+
+    def _follow(self, first: bool = False) -> Launch:
+        """How a kernel follows its producer; the first of a stage has none that it may overlap."""
+        return Launch() if first else self.launch

@@ -1,0 +1,51 @@
+"""How a kernel follows the one before it on its stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+WHEN = {"": 0, "late": 1, "early": 2}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Options that change when a kernel runs, never what it computes.
+
+    dependent: 'late' or 'early' for programmatic dependent launch (compute capability 9.0 and later):
+        the kernel may start while its producer still runs, and waits for it only before it reads or
+        writes what another kernel does. It lets its own consumer start when little is left to do
+        ('late': programs that come too soon crowd those processors that happen to be idle) or as
+        soon as its own wait is over ('early'). Empty: in plain stream order.
+    """
+
+    dependent: str = ""
+
+
+def launch_options(launch: Launch, warps: int, stages: int) -> dict[str, int | bool]:
+    """Keyword arguments of a launch: `PDL`, and Triton's own."""
+    when = WHEN[launch.dependent]
+    options: dict[str, int | bool] = {"PDL": when, "num_warps": warps, "num_stages": stages}
+    if when:
+        options["launch_pdl"] = True
+    return options
+
+
+@triton.jit
+def begin(PDL: tl.constexpr):
+    """Wait for the producer's writes. Every kernel of a chain calls it before it touches memory that
+    another kernel writes, so that the early start of a consumer, and of its consumer, is safe."""
+    if PDL:
+        gdc_wait()
+    if PDL == 2:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def finish(PDL: tl.constexpr):
+    """Let the consumer start, when little is left to do."""
+    if PDL == 1:
+        gdc_launch_dependents()

@@ -1,0 +1,245 @@
+"""Attention of few queries against a long prefix, its keys split over programs.
+
+A chunk of 50 actions with 8 heads is 400 rows of queries, too few for a GPU, so each program takes
+some rows and some keys and leaves a partial result with its softmax's maximum and sum. These are
+combined in order, so the result does not depend on who is last: by the last program of a row tile to
+arrive, or, where all programs run at once, by all of them, each a part of the columns.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from flashrt_ros.kernels.attention import LOG2_E
+from flashrt_ros.kernels.launch import Launch, begin, finish, launch_options
+
+
+@dataclass(frozen=True)
+class SplitTile:
+    """Shape of one program's work.
+
+    bulk: keys and values are loaded through tensor descriptors, else by pointers.
+    meet: programs of a row tile wait for each other and share the combining; for a power of two of
+        splits, and no more programs than the GPU has multiprocessors (else the last one does it).
+    """
+
+    rows: int = 16
+    keys: int = 64
+    splits: int = 4
+    warps: int = 4
+    stages: int = 2
+    bulk: bool = True
+    meet: bool = False
+
+
+@dataclass(frozen=True)
+class SplitWorkspace:
+    """Scratch: partial outputs float32 [splits, rows, d], maxima and sums float32 [2, splits, rows],
+    and two tickets int32 a row tile, zero between calls."""
+
+    partial: Tensor
+    softmax: Tensor
+    tickets: Tensor
+
+
+@triton.jit
+def _load_acquire(ticket):
+    """A ticket's number, ordered before what is read after it."""
+    return tl.inline_asm_elementwise(
+        "ld.acquire.gpu.global.s32 $0, [$1];", "=r,l", [ticket.to(tl.int64)], dtype=tl.int32,
+        is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def _combine(partial, softmax, out, rows, cols, inside, capacity, D: tl.constexpr,
+             SPLITS: tl.constexpr, SPLITS_2: tl.constexpr, AT_ONCE: tl.constexpr):  # fmt: skip
+    """Columns `cols` of all partial results → out. AT_ONCE: in one load, for few columns."""
+    s = tl.arange(0, SPLITS_2)
+    seen = (s < SPLITS)[:, None] & inside[None, :]
+    each = s[:, None] * capacity + rows[None, :]
+    where = rows[:, None] * D + cols[None, :]
+    mask = inside[:, None] & (cols < D)[None, :]
+    if AT_ONCE:
+        places = partial + s[:, None, None] * (capacity * D) + where[None, :, :]
+        asked = seen[:, :, None] & (cols < D)[None, None, :]
+        parts = tl.load(places, mask=asked, other=0.0, cache_modifier=".cg")
+    tops = tl.load(softmax + each, mask=seen, other=float("-inf"), cache_modifier=".cg")
+    sums = softmax + SPLITS * capacity + each
+    sums = tl.load(sums, mask=seen, other=0.0, cache_modifier=".cg")
+    top = tl.where(inside, tl.max(tops, axis=0), 0.0)
+    weights = tl.exp2(tops - top[None, :])
+    total = tl.where(inside, tl.sum(sums * weights, axis=0), 1.0)
+    if AT_ONCE:
+        acc = tl.sum(parts * weights[:, :, None], axis=0)
+    else:
+        acc = tl.zeros((rows.shape[0], cols.shape[0]), dtype=tl.float32)
+        for i in tl.static_range(SPLITS):
+            own = softmax + i * capacity + rows
+            own = tl.load(own, mask=inside, other=float("-inf"), cache_modifier=".cg")
+            part = partial + i * (capacity * D) + where
+            part = tl.load(part, mask=mask, other=0.0, cache_modifier=".cg")
+            acc += part * tl.exp2(own - top)[:, None]
+    result = acc * (1.0 / total)[:, None]
+    tl.store(out + where, result.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _split_attention_kernel(
+    k_desc, v_desc, queries, keys, values, out, valid, partial, softmax, tickets,
+    M, tokens, base, longest, capacity, scale,
+    D: tl.constexpr, HEAD: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
+    SPLITS_2: tl.constexpr, MEET: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(0)
+    split = tl.program_id(1)
+    # Shares are cut from the longest possible prefix, so that no load waits for the valid length.
+    share = tl.cdiv(tl.cdiv(longest + tokens, BK), SPLITS) * BK
+    n0 = split * share
+    n1 = tl.minimum(n0 + share, longest + tokens)
+    rows = tile * BR + tl.arange(0, BR)
+    inside = rows < M
+    cols = tl.arange(0, HEAD)
+    begin(PDL)
+    N = tokens + base
+    if valid is not None:
+        N += tl.load(valid)
+    col_inside = cols < D
+    q = tl.load(queries + rows[:, None] * D + cols[None, :],
+                mask=inside[:, None] & col_inside[None, :], other=0.0)  # fmt: skip
+    acc = tl.zeros((BR, HEAD), dtype=tl.float32)
+    top = tl.full((BR,), float("-inf"), dtype=tl.float32)
+    total = tl.zeros((BR,), dtype=tl.float32)
+    for n in range(n0, n1, BK):
+        key_rows = n + tl.arange(0, BK)
+        there = key_rows < N
+        if k_desc is not None:
+            k = k_desc.load([n, 0])
+            v = v_desc.load([n, 0])
+        else:
+            where = key_rows[:, None] * D + cols[None, :]
+            mask = (key_rows < longest + tokens)[:, None] & col_inside[None, :]
+            k = tl.load(keys + where, mask=mask, other=0.0)
+            v = tl.load(values + where, mask=mask, other=0.0)
+        s = tl.dot(q, k.T, input_precision="ieee")
+        s = tl.where(there[None, :], s * scale, float("-inf"))
+        new_top = tl.maximum(top, tl.max(s, axis=1))
+        # A share without a valid key keeps a maximum of minus infinity, and sums of zero.
+        safe = tl.where(new_top == float("-inf"), 0.0, new_top)
+        p = tl.exp2(s - safe[:, None])
+        shrink = tl.exp2(top - safe)
+        total = total * shrink + tl.sum(p, axis=1)
+        top = new_top
+        acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+
+    finish(PDL)
+    o_mask = inside[:, None] & col_inside[None, :]
+    where = rows[:, None] * D + cols[None, :]
+    if SPLITS == 1:
+        total = tl.where(inside, total, 1.0)
+        result = acc * (1.0 / total)[:, None]
+        tl.store(out + where, result.to(out.dtype.element_ty), mask=o_mask)
+    else:
+        tl.store(partial + split * (capacity * D) + where, acc, mask=o_mask)
+        tl.store(softmax + split * capacity + rows, top, mask=inside)
+        tl.store(softmax + (SPLITS + split) * capacity + rows, total, mask=inside)
+        tl.debug_barrier()  # all of the program's results are written before its ticket is drawn
+        arrived = tl.atomic_add(tickets + tile, 1, sem="acq_rel") + 1
+        if MEET:
+            while arrived < SPLITS:
+                arrived = _load_acquire(tickets + tile)
+            cols = split * (HEAD // SPLITS) + tl.arange(0, HEAD // SPLITS)
+        elif arrived < SPLITS:
+            return
+        tl.debug_barrier()
+        _combine(partial, softmax, out, rows, cols, inside, capacity, D, SPLITS, SPLITS_2, MEET)
+        left = tickets + tl.num_programs(0) + tile
+        if MEET:
+            # A ticket may be reset when nobody waits for it any more.
+            if tl.atomic_add(left, 1, sem="acq_rel") == SPLITS - 1:
+                tl.store(tickets + tile, 0)
+                tl.store(left, 0)
+        else:
+            tl.store(tickets + tile, 0)
+
+
+def split_workspace_size(rows: int, d: int, tile: SplitTile) -> tuple[tuple[int, ...], ...]:
+    """Shapes of `SplitWorkspace`'s three tensors for so many rows, that is tokens times heads."""
+    s = tile.splits if tile.splits > 1 else 0
+    return (s, rows, d), (2, s, rows), (2 * triton.cdiv(rows, tile.rows),)
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _all_at_once(programs: int, device: torch.device) -> bool:
+    """Whether so many programs surely run at the same time; one after another in Triton's interpreter."""
+    return device.type == "cuda" and programs <= _multiprocessors(device)
+
+
+def split_attention(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    out: Tensor,
+    tile: SplitTile,
+    workspace: SplitWorkspace | None = None,
+    *,
+    longest: int = 0,
+    valid: Tensor | None = None,
+    base: int = 0,
+    launch: Launch = Launch(),  # noqa: B008  (frozen)
+) -> None:
+    """Queries [n, heads*d] over the prefix and themselves → out [n, heads*d].
+
+    keys, values: [m, d]; the first `valid + base` rows are the prefix, the next n the queries' own tokens.
+    valid: int32 [1] on the device; None for 0. longest: the most that `valid + base` can be; up to
+        there rows of keys and values must be finite.
+    workspace: see `split_workspace_size`; needed where `tile.splits` > 1.
+    """
+    n, d = queries.shape[0], keys.shape[1]
+    rows = n * (queries.shape[1] // d)
+    if tile.splits > 1 and workspace is None:
+        raise ValueError(f"{tile.splits} splits: expected a workspace, found none")
+    parts = (workspace.partial, workspace.softmax, workspace.tickets) if workspace else (None,) * 3
+    grid = (triton.cdiv(rows, tile.rows), tile.splits)
+    meet = tile.meet and _all_at_once(grid[0] * grid[1], queries.device)
+    head = max(16, triton.next_power_of_2(d))
+    # Rows that do not count are masked by `there`; a descriptor zeroes what lies beyond the tensor.
+    _split_attention_kernel[grid](
+        TensorDescriptor.from_tensor(keys, [tile.keys, head]) if tile.bulk else None,
+        TensorDescriptor.from_tensor(values, [tile.keys, head]) if tile.bulk else None,
+        queries, keys, values, out, valid, *parts, rows, n, base, longest, rows,
+        LOG2_E / math.sqrt(d), D=d,
+        HEAD=head, BR=tile.rows, BK=tile.keys, SPLITS=tile.splits,
+        SPLITS_2=triton.next_power_of_2(tile.splits), MEET=meet,
+        **launch_options(launch, tile.warps, tile.stages),
+    )  # fmt: skip
+
+
+def split_attention_reference(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    out: Tensor,
+    *,
+    valid: Tensor | None = None,
+    base: int = 0,
+) -> None:
+    """The same through PyTorch's scaled_dot_product_attention."""
+    n, d = queries.shape[0], keys.shape[1]
+    m = n + base + (0 if valid is None else int(valid))
+    rows = queries.reshape(1, 1, -1, d)
+    y = F.scaled_dot_product_attention(rows, keys[None, None, :m], values[None, None, :m])
+    out.copy_(y.view(n, -1))

@@ -1,0 +1,122 @@
+"""The network through fused kernels against the reference operators, stage by stage."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flashrt_ros.models.config import ModelConfig
+from flashrt_ros.models.flow import flow_times, uniform_times
+from flashrt_ros.models.images import PrepareImage
+from flashrt_ros.models.upstream import PLUS_ONE
+from flashrt_ros.models.weights import Weights, build_weights, tensor_specs
+from flashrt_ros.runtime.contract import Buffers
+from flashrt_ros.runtime.fused import FusedOperators
+from flashrt_ros.runtime.operators import (
+    Limits,
+    ReferenceOperators,
+    Shape,
+    bucket_of,
+    declare_buffers,
+)
+
+from ..kernels.compare import DEVICE, error
+
+CAMERAS = ((48, 64), (61, 37))
+
+
+def tiny(family: str, **changes: int) -> ModelConfig:
+    """Sizes that no tile divides."""
+    sizes = {
+        "vision_width": 144, "vision_depth": 2, "vision_heads": 2, "vision_mlp": 80,
+        "image_size": 28, "width": 64, "mlp": 96, "expert_width": 32, "expert_mlp": 96, "depth": 2,
+        "heads": 4, "head_dim": 16, "vocab": 512, "horizon": 10, "action_dim": 8,
+        "max_prompt_tokens": 40,
+    } | changes  # fmt: skip
+    return ModelConfig(family=family, **sizes)
+
+
+def random_weights(config: ModelConfig) -> Weights:
+    generator = torch.Generator().manual_seed(0)
+    tensors = {}
+    for name, spec in tensor_specs(config).items():
+        scale = 0.02 if "modulation" in name else spec.shape[-1] ** -0.5
+        values = torch.randn(spec.shape, generator=generator) * scale + (name in PLUS_ONE)
+        tensors[name] = values.to(DEVICE, spec.dtype("float32"))
+    return build_weights(tensors)
+
+
+class Run:
+    """Operators of one kind with buffers that hold the same inputs."""
+
+    def __init__(
+        self, kind: type, weights: Weights, config: ModelConfig, length: int, fixed: int
+    ) -> None:
+        self.config, self.length = config, length
+        limits = Limits(CAMERAS, 64)
+        self.operators = kind(weights, config, limits, PrepareImage(config.image_size, "openpi"))
+        b = self.buffers = Buffers()
+        declare_buffers(b, config, limits, weights.dtype)
+        self.operators.declare(b)
+        b.allocate(DEVICE)
+        generator = torch.Generator().manual_seed(1)
+        names = ["pixels.0", "pixels.1", "prompt", "x0"]
+        for name in names[:2]:
+            b.host(name).random_(0, 256, generator=generator)
+        prompt = b.host("prompt")
+        prompt[:-2].random_(0, config.vocab, generator=generator)
+        prompt[-2], prompt[-1] = length, fixed
+        b.host("x0").normal_(generator=generator)
+        if config.family == "pi0":
+            b.host("state").normal_(generator=generator)
+            names.append("state")
+        for name in names:
+            b[name].copy_(b.host(name))
+        self.operators.bind(b)
+        self.times = flow_times(weights, config, uniform_times(2))
+        self.operators.prepare_times(self.times)
+
+    @torch.no_grad()
+    def __call__(self, views: int, together: bool = True) -> dict[str, torch.Tensor]:
+        """All stages; what is valid of their results."""
+        shape, o = Shape(views, bucket_of(self.length)), self.operators
+        if together:
+            o.see(tuple(range(views)), 0)
+        else:
+            for view in reversed(range(views)):
+                o.see((view,), view)
+        o.read_prompt(shape, "fixed")
+        o.read_prompt(shape, "moving")
+        o.encode(shape)
+        end = views * self.config.view_tokens + self.length
+        rows = self.buffers["rows"][:end].clone()
+        if self.config.family == "pi0":
+            o.append_state(shape)
+            end += 1
+        o.denoise(shape, self.times)
+        caches = {name: self.buffers[name][:, :end].clone() for name in ("keys", "values")}
+        return {"rows": rows, "actions": self.buffers["actions"].clone(), **caches}
+
+
+@pytest.mark.parametrize(
+    ("family", "views", "length", "fixed", "changes"),
+    [
+        ("pi05", 2, 19, 12, {}),
+        ("pi0", 2, 19, 19, {}),
+        ("pi05", 1, 33, 33, {"horizon": 17, "action_dim": 7}),
+    ],
+    ids=["pi05", "pi0", "one view, odd sizes"],
+)
+def test_stages_give_what_the_reference_gives_and_the_same_bits_again(
+    family, views, length, fixed, changes
+):
+    config = tiny(family, **changes)
+    weights = random_weights(config)
+    wanted = Run(ReferenceOperators, weights, config, length, fixed)(views)
+    run = Run(FusedOperators, weights, config, length, fixed)
+    found = run(views)
+    for name in ("rows", "values", "actions"):  # keys lie in another order of their numbers
+        assert error(found[name], wanted[name]) < 1e-5, name
+    again = run(views, together=False)
+    for name, values in found.items():
+        assert torch.equal(values, again[name]), name
