@@ -16,6 +16,7 @@ from flashrt_ros.control.policies import EXPERT, CheckpointPolicy, build_policy,
 from flashrt_ros.control.robot import Robot, find_robot, load_robot
 from flashrt_ros.models.activations import ActivationRecorder, product_names
 from flashrt_ros.models.checkpoint import open_checkpoint
+from flashrt_ros.models.policy import FlowPolicy
 from flashrt_ros.observation.frame import FrameSet, Observation
 from flashrt_ros.offline.bag import Bag
 from flashrt_ros.offline.bag_topics import find_topics
@@ -88,17 +89,15 @@ def calibrate(
             f"no observation with an instruction in {', '.join(map(str, bags))}: give one with --instruction"
         )
     samples = []
-    with ActivationRecorder(policy.network.weights) as recorder:
+    network = _unprepared(policy.network)
+    with ActivationRecorder(network.weights) as recorder:
         for observation, candidate in _observations(chosen, robot, values, namespace):
             sample = _sample(observation, candidate, robot)
-            # The plain network: what runs in its place may multiply folded weights.
-            policy.network.infer(
-                sample.views, sample.state, sample.instruction, steps=values["steps"]
-            )
+            network.infer(sample.views, sample.state, sample.instruction, steps=values["steps"])
             samples.append(sample)
             progress("running the reference", len(samples) / len(chosen))
     ranges = recorder.ranges()
-    missing = sorted(product_names(policy.network.weights) - ranges.keys())
+    missing = sorted(product_names(network.weights) - ranges.keys())
     if missing:
         raise CalibrationError(f"no observation reached the products {', '.join(missing)}")
     write_calibration(folder, key, samples, ranges)
@@ -116,6 +115,14 @@ def calibrate(
         "products": len(ranges),
         "largest": max((found.largest, name) for name, found in ranges.items()),
     }
+
+
+def _unprepared(network: FlowPolicy) -> FlowPolicy:
+    """The plain network on the same weights, without the products that its engine has computed beforehand.
+
+    What runs in its place may multiply folded weights, and what is kept reaches no product a second time.
+    """
+    return FlowPolicy(network.weights, network.config, network.processor)
 
 
 def calibration_key(
