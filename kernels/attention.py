@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -157,13 +158,13 @@ def prefix_attention_reference(
     valid: Tensor | None = None,
     base: int = 0,
 ) -> None:
-    """The same through PyTorch's scaled_dot_product_attention."""
-    d = keys.shape[1]
-    n = len(queries) if valid is None else int(valid) + base
-    m = len(keys) if valid is None else n
-    rows = queries[:n].reshape(1, 1, -1, d)
-    y = F.scaled_dot_product_attention(rows, keys[None, None, :m], values[None, None, :m])
-    out[:n] = y.view(n, -1)
+    """The same through PyTorch's scaled_dot_product_attention; all rows are written, and nothing waits."""
+    rows = queries.reshape(1, 1, -1, keys.shape[1])
+    inside = None
+    if valid is not None:
+        inside = torch.arange(len(keys), device=keys.device)[None] < valid + base
+    y = F.scaled_dot_product_attention(rows, keys[None, None], values[None, None], inside)
+    out.copy_(y.view(len(queries), -1))
 
 
 def view_attention(

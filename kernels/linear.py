@@ -381,7 +381,10 @@ def linear_reference(
     skip: Tensor | None = None,
     eps: float = 1e-6,
 ) -> None:
-    """The same in plain PyTorch, with a library's product; takes what `linear` takes."""
+    """The same in plain PyTorch, with a library's product; takes what `linear` takes.
+
+    Rows that need not be computed are; nothing waits for the device.
+    """
     M, K = a.shape
     y = F.linear(a, w).float()
     if norm is not None:
@@ -421,13 +424,15 @@ def linear_reference(
 
 def _rope_reference(y: Tensor, rope: Rope) -> None:
     M, d = len(y), rope.keys.shape[-1]
-    first = rope.start + (int(rope.offset) if rope.offset is not None else 0)
-    cos, sin = rope.rotation[:, first : first + M, None, :]
+    rows = torch.arange(M, device=y.device) + rope.start
+    if rope.offset is not None:
+        rows = rows + rope.offset
+    cos, sin = rope.rotation[:, rows][:, :, None]
     q = 0 if rope.queries is None else rope.queries.shape[1]
     pairs = y[:, : q + d].reshape(M, -1, d // 2, 2)
     a, b = pairs[..., 0], pairs[..., 1]
     rotated = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).reshape(M, -1)
     if rope.queries is not None:
         rope.queries[:M] = rotated[:, :q].to(rope.queries.dtype)
-    rope.keys[first : first + M] = rotated[:, q:].to(rope.keys.dtype)
-    rope.values[first : first + M] = y[:, q + d :].to(rope.values.dtype)
+    rope.keys.index_copy_(0, rows, rotated[:, q:].to(rope.keys.dtype))
+    rope.values.index_copy_(0, rows, y[:, q + d :].to(rope.values.dtype))

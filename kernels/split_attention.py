@@ -239,7 +239,11 @@ def split_attention_reference(
 ) -> None:
     """The same through PyTorch's scaled_dot_product_attention."""
     n, d = queries.shape[0], keys.shape[1]
-    m = n + base + (0 if valid is None else int(valid))
     rows = queries.reshape(1, 1, -1, d)
-    y = F.scaled_dot_product_attention(rows, keys[None, None, :m], values[None, None, :m])
+    inside = None
+    if valid is None:
+        keys, values = keys[: n + base], values[: n + base]
+    else:
+        inside = torch.arange(len(keys), device=keys.device)[None] < valid + n + base
+    y = F.scaled_dot_product_attention(rows, keys[None, None], values[None, None], inside)
     out.copy_(y.view(n, -1))

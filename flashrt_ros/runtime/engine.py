@@ -164,6 +164,7 @@ class FlowEngine:
             self._plan,
             self._settings.unbuilt,
             self._progress,
+            self._settings.guided,
         )
         self._kept = KeptInstructions(
             self._buffers, self._settings.kept_instructions, limits.prompt_tokens
@@ -418,8 +419,8 @@ class FlowEngine:
         """Denoise a chunk for what was observed last; arguments as in `infer`.
 
         Args:
-            guidance: changes the velocity at each step. Such a chunk is denoised by the plain functions, eagerly,
-                from the keys and values that are there.
+            guidance: changes the velocity at each step; what that needs is built beforehand where the settings
+                say `guided`.
 
         Returns:
             Normalised actions float32 [H, A] of the network, on the CPU.

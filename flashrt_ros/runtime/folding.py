@@ -118,7 +118,7 @@ def _layer_norm(weight: Tensor, bias: Tensor, scale: Tensor, shift: Tensor) -> F
 
 def _columns(weight: Tensor, scale: Tensor | None) -> Tensor:
     """Multiply columns, a layer at a time: a float32 copy of everything would not fit."""
-    if scale is None:
+    if scale is None or not len(weight):  # no layer of it
         return weight.contiguous()
     if weight.ndim == 2:
         return (weight.float() * scale.float()).to(weight.dtype)

@@ -1,62 +1,54 @@
 """The network through fused kernels, on a GPU.
 
-A site is a place in the network with a choice: how its kernel is tiled, or the plain reference. Row sums of squares
+A site is a place in the network with a choice (`candidates`): how its kernel is tiled, or its plain reference, which is
+what runs where nothing else was chosen. Row sums of squares
 travel beside the rows, written by whoever wrote these, so that no kernel reads rows only to normalise them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flashrt_ros.kernels.action_step import action_step
+from flashrt_ros.kernels.action_step import action_step, action_step_reference
 from flashrt_ros.kernels.attention import (
-    AttentionTile,
     prefix_attention,
+    prefix_attention_reference,
     view_attention,
+    view_attention_reference,
 )
-from flashrt_ros.kernels.embed import embed
+from flashrt_ros.kernels.embed import embed, embed_reference
 from flashrt_ros.kernels.launch import Launch
-from flashrt_ros.kernels.linear import Rope, RowSums, Tile, Workspace, linear
-from flashrt_ros.kernels.resize import part_width, resize_tables, resize_to_patches
+from flashrt_ros.kernels.linear import Rope, RowSums, Tile, Workspace, linear, linear_reference
+from flashrt_ros.kernels.resize import (
+    part_width,
+    resize_tables,
+    resize_to_patches,
+    resize_to_patches_reference,
+)
 from flashrt_ros.kernels.split_attention import (
-    SplitTile,
     SplitWorkspace,
     split_attention,
+    split_attention_reference,
 )
 from flashrt_ros.models.config import ModelConfig
 from flashrt_ros.models.flow import FlowTimes
 from flashrt_ros.models.gemma import rotary_table
 from flashrt_ros.models.images import PrepareImage, resized_shape
 from flashrt_ros.models.weights import Weights
+from flashrt_ros.runtime.candidates import CANDIDATES, REFERENCE, by_name
 from flashrt_ros.runtime.contract import Buffers, Rate
 from flashrt_ros.runtime.folding import FoldedTimes, fold_times, fold_weights
-from flashrt_ros.runtime.operators import Limits, Part, Shape, prompt_views
+from flashrt_ros.runtime.operators import Limits, Part, Shape, Site, bucket_of, prompt_views
 
-DEFAULT_TILES: dict[str, Any] = {
-    "vision_patch": Tile(64, 64, 64, 1, 4, 4),
-    "vision_qkv": Tile(64, 128, 64, 1, 4, 4),
-    "vision_attention": AttentionTile(64, 128, 4, 2),
-    "vision_out": Tile(64, 64, 64, 1, 4, 4),
-    "vision_fc1": Tile(64, 128, 64, 1, 4, 3),
-    "vision_fc2": Tile(64, 128, 64, 3, 4, 4),
-    "vision_project": Tile(64, 64, 64, 1, 4, 4),
-    "prefix_qkv": Tile(128, 128, 64, 1, 8, 4),
-    "prefix_attention": AttentionTile(64, 32, 4, 3),
-    "prefix_out": Tile(64, 64, 64, 1, 4, 4),
-    "prefix_gate_up": Tile(128, 256, 64, 1, 8, 4),
-    "prefix_down": Tile(128, 128, 64, 1, 4, 4),
-    "expert_qkv": Tile(64, 32, 256, 1, 4, 3),
-    "expert_attention": SplitTile(16, 128, 4, 4, 2, bulk=False),
-    "expert_out": Tile(64, 16, 256, 1, 4, 4),
-    "expert_gate_up": Tile(64, 64, 128, 1, 4, 4),
-    "expert_down": Tile(64, 32, 128, 4, 4, 5),
-    "expert_time": Tile(64, 16, 128, 1, 4, 4),
-}
 SMALLEST_COLUMNS = 16
+_VISION_PRODUCTS = [
+    site for site in CANDIDATES if site.startswith("vision") and site != "vision_resize"
+]
 
 
 class FusedOperators:
@@ -69,8 +61,10 @@ class FusedOperators:
     ) -> None:
         self._w, self._c, self._limits, self._image = weights, config, limits, image
         self._f = fold_weights(weights, config)
-        self.tiles: dict[str, Any] = dict(DEFAULT_TILES)
-        self.launch = Launch()
+        self._names = dict.fromkeys(CANDIDATES, REFERENCE)
+        self._chosen: dict[str, Any] = dict.fromkeys(CANDIDATES)
+        self._cameras: tuple[tuple[int, ...], int] = ((), 0)
+        self._last_times: FlowTimes | None = None
         self._times: dict[tuple[float, ...], FoldedTimes] = {}
         self._b = Buffers()
         self._resize = [
@@ -116,6 +110,7 @@ class FusedOperators:
         scratch("expert_h", (H, c.expert_mlp))
         scratch("time_a", (H, c.expert_width))
         scratch("time_b", (H, c.expert_width))
+        scratch("nothing", (H, c.action_dim), f32)  # stays zero
         sums("expert_sums", 1, c.expert_width, H)
         scratch("partial", (1 << 22,), f32)
         scratch("split_partial", (16 * H * c.heads * c.head_dim,), f32)
@@ -141,13 +136,21 @@ class FusedOperators:
         """Pixels to prefix rows."""
         c, f, b, v = self._c, self._f, self._b, self._w.vision
         N, n, W = c.view_tokens, len(cameras) * c.view_tokens, c.vision_width
+        self._cameras = cameras, first
+        if len(cameras) > 1 and not all(self._chosen[site] for site in _VISION_PRODUCTS):
+            # A library may pick another algorithm for more rows, and round otherwise.
+            for slot, camera in enumerate(cameras, start=first):
+                self.see((camera,), slot)
+            self._cameras = cameras, first
+            return
         patches, x, qkv = b["patches"][:n], b["vision_x"][:n], b["vision_qkv"][:n]
         y, h = b["vision_y"][:n], b["vision_h"][:n]
         for i, camera in enumerate(cameras):
-            resize_to_patches(
-                b[f"pixels.{camera}"], patches[i * N : (i + 1) * N], self._resize[camera], c.patch,
-                launch=self._follow(first=i == 0),
-            )  # fmt: skip
+            resize = (
+                resize_to_patches if self._chosen["vision_resize"] else resize_to_patches_reference
+            )
+            target = patches[i * N : (i + 1) * N]
+            resize(b[f"pixels.{camera}"], target, self._resize[camera], c.patch)
         sums = self._sums("vision_sums", 2, "vision_patch", W, n)
         self._linear(
             "vision_patch", patches, f.patch, x, bias=v.patch_bias, residual=v.position, sums=sums
@@ -157,9 +160,11 @@ class FusedOperators:
                 "vision_qkv", x, f.vision_qkv.weight[i], qkv, norm=sums,
                 bias=f.vision_qkv.bias[i], colsum=f.vision_qkv.colsum[i],
             )  # fmt: skip
-            view_attention(
-                qkv, y, N, c.vision_heads, self.tiles["vision_attention"], launch=self._follow()
-            )
+            tile = self._chosen["vision_attention"]
+            if tile is None:
+                view_attention_reference(qkv, y, N, c.vision_heads)
+            else:
+                view_attention(qkv, y, N, c.vision_heads, tile)
             sums = self._sums("vision_sums", 2, "vision_out", W, n)
             self._linear("vision_out", y, v.out[i], x, bias=v.out_bias[i], residual=x, sums=sums)
             self._linear(
@@ -180,7 +185,8 @@ class FusedOperators:
         tokens, length, fixed = prompt_views(b["prompt"])
         base, T = shape.views * c.view_tokens, shape.bucket
         rows, sums = b["rows"][base : base + T], self._row_sums(base)
-        embed(tokens[:T], self._w.language.embedding, rows, sums, launch=self._follow(first=True))
+        look_up = embed if self._chosen["prefix_embed"] else embed_reference
+        look_up(tokens[:T], self._w.language.embedding, rows, sums)
         self._linear(
             "prefix_qkv", rows, self._f.prefix_qkv[0], None, norm=sums, activation="rope",
             rope=Rope(b["rotation"][:, base:], b["first_k"], b["first_v"], b["first_q"]),
@@ -197,7 +203,7 @@ class FusedOperators:
         rows = b["rows"][:P]
         self._linear(
             "prefix_qkv", rows[:base], f.prefix_qkv[0], None, norm=self._row_sums(0),
-            activation="rope", rope=Rope(rotation, keys[0], values[0], q), first=True,
+            activation="rope", rope=Rope(rotation, keys[0], values[0], q),
         )  # fmt: skip
         for source, target in (("first_q", q), ("first_k", keys[0]), ("first_v", values[0])):
             target[base:P].copy_(b[source][:T])
@@ -212,10 +218,11 @@ class FusedOperators:
                 )  # fmt: skip
             if i == last:
                 return
-            prefix_attention(
-                q, keys[i], values[i], y, self.tiles["prefix_attention"], valid=length, base=base,
-                launch=self._follow(),
-            )  # fmt: skip
+            tile, context = self._chosen["prefix_attention"], (q, keys[i, :P], values[i, :P], y)
+            if tile is None:
+                prefix_attention_reference(*context, valid=length, base=base)
+            else:
+                prefix_attention(*context, tile, valid=length, base=base)
             sums = self._sums("prefix_sums", 1, "prefix_out", c.width, P)
             self._linear(
                 "prefix_out",
@@ -241,50 +248,116 @@ class FusedOperators:
         flow, b = self._w.flow, self._b
         total, operand = b["total"][:1], b["operand"][:1]
         sums = self._sums("expert_sums", 1, None, self._c.expert_width, 1)
-        action_step(
-            b["state"][None], None, w_in=flow.state, in_bias=flow.state_bias, total=total,
-            out=operand, sums=sums, launch=self._follow(first=True),
+        self._step(
+            b["state"][None], None, first=True, w_in=flow.state, in_bias=flow.state_bias,
+            total=total, out=operand, sums=sums,
         )  # fmt: skip
         self._expert(shape, 1, 0, None, 0, sums)
 
     def denoise(self, shape: Shape, times: FlowTimes) -> None:
         """All steps: `x0` to `actions`."""
-        c, b, flow = self._c, self._b, self._w.flow
-        terms = self._times[times.times]
-        H, steps = c.horizon, len(times.times)
-        after = int(c.family == "pi0")
-        one = self._sums("expert_sums", 1, None, c.expert_width, H)
+        self._last_times = times
+        b, steps = self._b, len(times.times)
         x = b["x0"]
         for step in range(steps + 1):
-            ends: dict[str, Any] = {}
-            if step:
-                ends = {
-                    "dt": times.step_sizes[step - 1], "hidden": b["total"], "w_out": flow.action_out,
-                    "norm_scale": terms.out_scale[step - 1], "out_bias": terms.out_bias[step - 1],
-                }  # fmt: skip
-            starts: dict[str, Any] = {}
-            if step < steps:
-                starts = {"w_in": flow.action_in, "in_bias": flow.action_in_bias}
-                if terms.time_bias is None:
-                    scale = None if terms.scale is None else terms.scale[step, 0]
-                    starts |= {
-                        "total": b["total"],
-                        "out": b["operand"],
-                        "scale": scale,
-                        "sums": one,
-                    }
-                else:
-                    starts |= {"out": b["time_a"]}
-            action_step(x, b["actions"], **ends, **starts, launch=self._follow(first=step == 0))
+            ends = self._ends(times, step - 1, times.step_sizes[step - 1]) if step else {}
+            starts = self._starts(times, step) if step < steps else {}
+            self._step(x, b["actions"], first=step == 0, **ends, **starts)
             x = b["actions"] if step else x
-            if step == steps:
-                return
-            sums = one
-            if terms.time_bias is not None:
-                sums = self._time_mlp(terms.time_bias[step])
-            self._expert(shape, H, after, terms, step, sums)
+            if step < steps:
+                self._evaluate(shape, times, step)
+
+    def velocity(self, shape: Shape, times: FlowTimes, step: int) -> None:
+        """One evaluation: `actions` to `velocity`."""
+        b = self._b
+        self._step(b["actions"], None, first=True, **self._starts(times, step))
+        self._evaluate(shape, times, step)
+        # From nothing, a step of 1 is the velocity.
+        self._step(b["nothing"], b["velocity"], **self._ends(times, step, 1.0))
+
+    # -- choices
+
+    def sites(self) -> list[Site]:
+        """Every site; its candidates run the whole stage that it is part of, on what the buffers hold."""
+        bound = 1e-5 if self._w.dtype == torch.float32 else 2e-2
+        return [
+            Site(site, {name: partial(self._proof, site, name) for name in by_name(site)}, bound)
+            for site in CANDIDATES
+            if site != "expert_time" or self._c.family == "pi0"
+        ]
+
+    def choices(self) -> dict[str, str]:
+        """The candidate in use, by site."""
+        return dict(self._names)
+
+    def choose(self, site: str, candidate: str) -> None:
+        """Use a candidate from the next launch on; raises ValueError for an unknown one."""
+        if site not in CANDIDATES or candidate not in by_name(site):
+            known = sorted(CANDIDATES) if site not in CANDIDATES else list(by_name(site))
+            raise ValueError(f"candidate {candidate!r} of site {site!r}: expected one of {known}")
+        self._names[site], self._chosen[site] = candidate, by_name(site)[candidate]
+
+    def _proof(self, site: str, candidate: str) -> list[Tensor]:
+        """Results of the site's stage with a candidate."""
+        c, b, before = self._c, self._b, self._names[site]
+        length = int(prompt_views(b.host("prompt"))[1])
+        cameras, first = self._cameras
+        views = first + len(cameras)
+        shape, end = Shape(views, bucket_of(length)), views * c.view_tokens + length
+        self.choose(site, candidate)
+        try:
+            if site.startswith("vision"):
+                self.see(cameras, first)
+                return [b["rows"][first * c.view_tokens : views * c.view_tokens]]
+            if site.startswith("prefix"):
+                self.read_prompt(shape, "fixed")
+                self.read_prompt(shape, "moving")
+                self.encode(shape)
+                return [b["keys"][:, :end], b["values"][:, :end]]
+            if self._last_times is None:
+                raise ValueError(f"site {site}: nothing was denoised yet")
+            self.denoise(shape, self._last_times)
+            return [b["actions"]]
+        finally:
+            self.choose(site, before)
 
     # -- parts of stages
+
+    def _starts(self, times: FlowTimes, step: int) -> dict[str, Any]:
+        """What `action_step` is given to begin an evaluation."""
+        b, flow, terms = self._b, self._w.flow, self._times[times.times]
+        starts = {"w_in": flow.action_in, "in_bias": flow.action_in_bias}
+        if terms.time_bias is not None:
+            return starts | {"out": b["time_a"]}
+        assert terms.scale is not None
+        sums = self._sums("expert_sums", 1, None, self._c.expert_width, self._c.horizon)
+        into = {"total": b["total"], "out": b["operand"], "scale": terms.scale[step, 0]}
+        return starts | into | {"sums": sums}
+
+    def _ends(self, times: FlowTimes, step: int, dt: float) -> dict[str, Any]:
+        """What `action_step` is given to end an evaluation."""
+        terms = self._times[times.times]
+        return {
+            "dt": dt, "hidden": self._b["total"], "w_out": self._w.flow.action_out,
+            "norm_scale": terms.out_scale[step], "out_bias": terms.out_bias[step],
+        }  # fmt: skip
+
+    def _step(
+        self, x: Tensor, moved: Tensor | None, *, first: bool = False, **options: Any
+    ) -> None:
+        if self._chosen["expert_step"]:
+            action_step(x, moved, launch=self._follow(first), **options)
+        else:
+            action_step_reference(x, moved, **options)
+
+    def _evaluate(self, shape: Shape, times: FlowTimes, step: int) -> None:
+        """The expert's layers, from where `_starts` leaves it."""
+        c, terms = self._c, self._times[times.times]
+        if terms.time_bias is not None:
+            sums = self._time_mlp(terms.time_bias[step])
+        else:
+            sums = self._sums("expert_sums", 1, None, c.expert_width, c.horizon)
+        self._expert(shape, c.horizon, int(c.family == "pi0"), terms, step, sums)
 
     def _time_mlp(self, bias: Tensor) -> RowSums:
         """π0: actions and flow time mixed into the expert's first rows."""
@@ -309,8 +382,7 @@ class FusedOperators:
         base, length = shape.views * c.view_tokens + after, prompt_views(b["prompt"])[1]
         total, operand = b["total"][:n], b["operand"][:n]
         q, y, h = (b[f"expert_{name}"][:n] for name in "qyh")
-        tile = self.tiles["expert_attention"]
-        work = self._split_workspace(n * c.heads, tile)
+        tile, work = self._chosen["expert_attention"], self._split_workspace
 
         def term(values: Tensor | None, at: int) -> Tensor | None:
             return None if values is None else values[step, at]
@@ -326,10 +398,13 @@ class FusedOperators:
                 "expert_qkv", operand, f.expert_qkv[i], None, norm=sums, bias=term(qkv_bias, i),
                 activation="rope", rope=rope,
             )  # fmt: skip
-            split_attention(
-                q, keys, values, y, tile, work, valid=length, base=base,
-                longest=shape.views * c.view_tokens + shape.bucket + after, launch=self._follow(),
-            )  # fmt: skip
+            if tile is None:
+                split_attention_reference(q, keys, values, y, valid=length, base=base)
+            else:
+                split_attention(
+                    q, keys, values, y, tile, work, valid=length, base=base,
+                    longest=shape.views * c.view_tokens + shape.bucket + after, launch=self._follow(),
+                )  # fmt: skip
             sums = self._sums("expert_sums", 1, "expert_out", c.expert_width, n)
             self._linear(
                 "expert_out", y, w.out[i], operand, gate=term(gate, 2 * i), residual=total, total=total,
@@ -345,46 +420,48 @@ class FusedOperators:
                 total=total, scale=term(scale, 2 * i + 2), sums=sums,
             )  # fmt: skip
 
-    def _linear(
-        self,
-        site: str,
-        a: Tensor,
-        w: Tensor,
-        out: Tensor | None,
-        *,
-        first: bool = False,
-        **options: Any,
-    ) -> None:
+    def _linear(self, site: str, a: Tensor, w: Tensor, out: Tensor | None, **options: Any) -> None:
         tile = self._tile(site, len(a), len(w), a.shape[1])
-        linear(a, w, out, tile, workspace=self._workspace, launch=self._follow(first), **options)
+        if tile is None:
+            linear_reference(a, w, out, **options)
+            return
+        launch = self._follow() if site.startswith("expert") else Launch()
+        linear(a, w, out, tile, workspace=self._workspace, launch=launch, **options)
 
-    def _tile(self, site: str, m: int, n: int, k: int) -> Tile:
-        tile: Tile = self.tiles[site]
+    def _tile(self, site: str, m: int, n: int, k: int) -> Tile | None:
+        """A site's tile, cut to the problem; None for the reference."""
+        tile: Tile | None = self._chosen[site]
+        if tile is None:
+            return None
         if site.startswith("vision"):
             m = min(m, self._c.view_tokens)  # one view and several must round alike
-        return tile.fitted(
-            m, n, k, self._c.head_dim if site.endswith("qkv") and site[0] != "v" else None
-        )
+        rotary = site in ("prefix_qkv", "expert_qkv")
+        return tile.fitted(m, n, k, self._c.head_dim if rotary else None)
 
     @property
     def _workspace(self) -> Workspace:
         return Workspace(self._b["partial"], self._b["tickets"])
 
-    def _split_workspace(self, rows: int, tile: SplitTile) -> SplitWorkspace:
+    @property
+    def _split_workspace(self) -> SplitWorkspace:
         b = self._b
         return SplitWorkspace(b["split_partial"], b["split_softmax"], b["tickets"])
 
+    def _parts(self, site: str | None, width: int) -> int:
+        """How many partial sums a row the site leaves; one for None and for the reference."""
+        tile = None if site is None else self._tile(site, width, width, width)
+        return 1 if tile is None else -(-width // tile.columns)
+
     def _sums(self, name: str, planes: int, site: str | None, width: int, rows: int) -> RowSums:
-        """Row sums in scratch, with as many partial sums as the site's tile leaves; one for None."""
-        tiles = 1 if site is None else -(-width // self._tile(site, rows, width, 1 << 20).columns)
-        return RowSums(self._b[name][: planes * tiles * rows].view(planes, tiles, rows))
+        """Row sums in scratch, as a site leaves them."""
+        parts = self._parts(site, width)
+        return RowSums(self._b[name][: planes * parts * rows].view(planes, parts, rows))
 
     def _row_sums(self, at: int) -> RowSums:
         """Row sums of the prefix rows, from row `at` on."""
-        tiles = -(-self._c.width // self._tile("vision_project", 1, self._c.width, 1 << 20).columns)
-        capacity = len(self._b["rows"])
-        return RowSums(self._b["rows_sums"][: tiles * capacity].view(1, tiles, capacity)[:, :, at:])
+        parts, capacity = self._parts("vision_project", self._c.width), len(self._b["rows"])
+        return RowSums(self._b["rows_sums"][: parts * capacity].view(1, parts, capacity)[:, :, at:])
 
     def _follow(self, first: bool = False) -> Launch:
-        """How a kernel follows its producer; the first of a stage has none that it may overlap."""
-        return Launch() if first else self.launch
+        """How an expert's kernel follows its producer; the first of a stage has none that it may overlap."""
+        return Launch() if first else self._chosen["expert_launch"] or Launch()

@@ -15,7 +15,6 @@ from flashrt_ros.runtime.operators import (
     Part,
     Shape,
     buckets,
-    denoise_plainly,
 )
 from flashrt_ros.runtime.plan import Plan
 
@@ -40,6 +39,7 @@ class Launcher:
         plan: what executes.
         unbuilt: see `Unbuilt`.
         progress: told of each graph before it is captured, and of "" when one that a call waited for is done.
+        guided: velocities of single steps are built, too.
     """
 
     def __init__(
@@ -50,12 +50,14 @@ class Launcher:
         plan: Plan,
         unbuilt: Unbuilt,
         progress: Callable[[str], None],
+        guided: bool = False,
     ) -> None:
         self._policy = policy
         self._operators = operators
         self._buffers = buffers
         self._plan = plan
         self._unbuilt = unbuilt
+        self._guided = guided
         self._quiet = False
         self._progress = progress
         self._times: dict[tuple[float, ...], FlowTimes] = {}
@@ -127,13 +129,17 @@ class Launcher:
         self._launch(self._append_state(shape))
 
     def denoise(self, shape: Shape, times: FlowTimes, guidance: Guidance | None = None) -> None:
-        """Launch `Operators.denoise`; with guidance, the plain functions in its place."""
+        """Launch `Operators.denoise`; with guidance, each step's velocity, which may then be changed."""
         if guidance is None:
             self._launch(self._denoise(shape, times))
             return
-        policy = self._policy
+        x, v = self._buffers["actions"], self._buffers["velocity"]
         with self._plan.stream():
-            denoise_plainly(policy.weights, policy.config, self._buffers, shape, times, guidance)
+            x.copy_(self._buffers["x0"])
+        for step, (time, size) in enumerate(zip(times.times, times.step_sizes, strict=True)):
+            self._launch(self._velocity(shape, times, step))
+            with self._plan.stream():
+                x.add_(guidance(step, time, x.clone(), v.clone()), alpha=size)
 
     def _see(self, cameras: tuple[int, ...], first: int) -> _Launch:
         return ("see", cameras, first), lambda: self._operators.see(cameras, first)
@@ -149,6 +155,10 @@ class Launcher:
 
     def _denoise(self, shape: Shape, times: FlowTimes) -> _Launch:
         return ("denoise", shape, times.times), lambda: self._operators.denoise(shape, times)
+
+    def _velocity(self, shape: Shape, times: FlowTimes, step: int) -> _Launch:
+        key = ("velocity", shape, times.times, step)
+        return key, lambda: self._operators.velocity(shape, times, step)
 
     def _launches(
         self, present: Sequence[tuple[int, ...]], flows: Sequence[FlowTimes]
@@ -169,6 +179,9 @@ class Launcher:
                     yield self._append_state(shape)
                 for times in flows:
                     yield self._denoise(shape, times)
+                    if self._guided:
+                        for step in range(len(times.times)):
+                            yield self._velocity(shape, times, step)
 
     def _launch(self, launch: _Launch) -> None:
         key, body = launch

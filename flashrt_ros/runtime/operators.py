@@ -12,6 +12,7 @@ on the current stream and neither waits for the device nor (where `capturable`) 
 | `rows` | dtype [V*N + T, D] | embeddings: `views*N` rows of the views that are present, then the prompt |
 | `keys`, `values` | dtype [L, V*N + T + 1 + H, d] | of the valid prefix, π0's state token, a step's actions |
 | `x0`, `actions` | float32 [H, A], staged | where the flow starts, and where it ends |
+| `velocity` | float32 [H, A] | of one step, where a velocity is guided |
 
 `tokens`, `length` and `fixed` are views of `prompt` (`prompt_views`), so that one copy uploads them. V: most views, N:
 tokens of a view, T: longest bucket, A: padded action size, H: horizon, D, d: widths of the model and of a head.
@@ -136,6 +137,10 @@ class Operators(Protocol):
         """`x0`, `keys`, `values` → `actions`; may write keys and values behind the prefix and its state token."""
         ...
 
+    def velocity(self, shape: Shape, times: FlowTimes, step: int) -> None:
+        """`actions` as they are before a step, `keys`, `values` → `velocity`; writes to these as `denoise` does."""
+        ...
+
     def sites(self) -> list[Site]:
         """Places with more than one candidate."""
         ...
@@ -169,33 +174,12 @@ def declare_buffers(
     buffers.declare("values", cache, dtype, Rate.OBSERVATION)
     buffers.declare("x0", actions, torch.float32, Rate.STEP, staged=True)
     buffers.declare("actions", actions, torch.float32, Rate.STEP, staged=True)
+    buffers.declare("velocity", actions, torch.float32, Rate.STEP)
 
 
 def prompt_views(prompt: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """`prompt`, on the device or its twin → token ids int32 [T], `length` int32 [1], `fixed` int32 [1]."""
     return prompt[:-2], prompt[-2:-1], prompt[-1:]
-
-
-def denoise_plainly(
-    w: Weights,
-    config: ModelConfig,
-    buffers: Buffers,
-    shape: Shape,
-    times: FlowTimes,
-    guidance: Guidance | None = None,
-) -> None:
-    """`Operators.denoise` by the plain functions, whoever wrote `keys` and `values`; the length is read on the host."""
-    length = int(prompt_views(buffers.host("prompt"))[1])
-    end = shape.views * config.view_tokens + length + (config.family == "pi0")
-    prefix = PrefixCache(buffers["keys"][:, :end], buffers["values"][:, :end])
-    x = buffers["x0"]
-    steps = zip(times.times, times.step_sizes, times.terms, strict=True)
-    for index, (time, size, term) in enumerate(steps):
-        v = flow.velocity(w, config, prefix, x, term)
-        if guidance is not None:
-            v = guidance(index, time, x, v)
-        x = x + size * v
-    buffers["actions"].copy_(x)
 
 
 class ReferenceOperators:
@@ -276,7 +260,22 @@ class ReferenceOperators:
 
     def denoise(self, shape: Shape, times: FlowTimes) -> None:
         """All steps."""
-        denoise_plainly(self._weights, self._config, self._buffers, shape, times)
+        b = self._buffers
+        b["actions"].copy_(
+            flow.denoise(self._weights, self._config, self._prefix(shape), b["x0"], times)
+        )
+
+    def velocity(self, shape: Shape, times: FlowTimes, step: int) -> None:
+        """One evaluation."""
+        b, prefix = self._buffers, self._prefix(shape)
+        v = flow.velocity(self._weights, self._config, prefix, b["actions"], times.terms[step])
+        b["velocity"].copy_(v)
+
+    def _prefix(self, shape: Shape) -> PrefixCache:
+        """Keys and values that actions attend to."""
+        c, b = self._config, self._buffers
+        end = shape.views * c.view_tokens + self._lengths()[0] + (c.family == "pi0")
+        return PrefixCache(b["keys"][:, :end], b["values"][:, :end])
 
     def sites(self) -> list[Site]:
         """None: there is one way."""

@@ -21,6 +21,8 @@ class EngineSettings:
     """Denoising steps and start time of each kind of call."""
     kept_instructions: int = 8
     """Instructions that can be switched back to without reading them again."""
+    guided: bool = False
+    """Whether chunks will be guided: what single steps need is built, too."""
     unbuilt: Unbuilt = "build"
     """What happens to a call of another shape: it waits until that is built, or it is refused."""
     seed: int = 0

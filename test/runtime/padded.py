@@ -74,18 +74,24 @@ class PaddedOperators:
         self.expert(shape, x.to(self.weights.dtype), None, self.prefix(shape))
 
     def denoise(self, shape, times):
-        w, c, b = self.weights, self.config, self.buffers
-        start = self.prefix(shape) + (c.family == "pi0")
-        x = b["x0"]
+        x = self.buffers["x0"]
         for size, term in zip(times.step_sizes, times.terms, strict=True):
-            y = F.linear(x, w.flow.action_in, w.flow.action_in_bias)
-            if c.family == "pi0":
-                y = F.silu(F.linear(y, w.flow.time_in[:, : c.expert_width]) + term)
-                y = F.linear(y, w.flow.time_out, w.flow.time_out_bias)
-            y = self.expert(shape, y.to(w.dtype), term, start)
-            y = self.norm(y, term, c.norm_sites - 1)
-            x = x + size * F.linear(y.float(), w.flow.action_out, w.flow.action_out_bias)
-        b["actions"].copy_(x)
+            x = x + size * self.evaluate(shape, x, term)
+        self.buffers["actions"].copy_(x)
+
+    def velocity(self, shape, times, step):
+        v = self.evaluate(shape, self.buffers["actions"], times.terms[step])
+        self.buffers["velocity"].copy_(v)
+
+    def evaluate(self, shape, x, term):
+        w, c = self.weights, self.config
+        y = F.linear(x, w.flow.action_in, w.flow.action_in_bias)
+        if c.family == "pi0":
+            y = F.silu(F.linear(y, w.flow.time_in[:, : c.expert_width]) + term)
+            y = F.linear(y, w.flow.time_out, w.flow.time_out_bias)
+        y = self.expert(shape, y.to(w.dtype), term, self.prefix(shape) + (c.family == "pi0"))
+        y = self.norm(y, term, c.norm_sites - 1)
+        return F.linear(y.float(), w.flow.action_out, w.flow.action_out_bias)
 
     def prefix(self, shape):
         """Valid rows, int32 [1] on the device."""

@@ -114,9 +114,42 @@ def test_stages_give_what_the_reference_gives_and_the_same_bits_again(
     weights = random_weights(config)
     wanted = Run(ReferenceOperators, weights, config, length, fixed)(views)
     run = Run(FusedOperators, weights, config, length, fixed)
+    at_first = run(views)
+    for name in ("rows", "values", "actions"):
+        assert error(at_first[name], wanted[name]) < 1e-5, name
+    for site in run.operators.sites():
+        if site.name != "expert_launch" or DEVICE.type == "cuda":  # a launch option of the GPU
+            run.operators.choose(site.name, list(site.candidates)[1])
     found = run(views)
     for name in ("rows", "values", "actions"):  # keys lie in another order of their numbers
         assert error(found[name], wanted[name]) < 1e-5, name
     again = run(views, together=False)
     for name, values in found.items():
         assert torch.equal(values, again[name]), name
+
+
+def test_a_site_proves_its_candidates_on_its_whole_stage_and_leaves_the_choice_as_it_was():
+    config = tiny("pi05", depth=1, vision_depth=1)
+    run = Run(FusedOperators, random_weights(config), config, 19, 12)
+    run(1)
+    sites = {site.name: site for site in run.operators.sites()}
+    assert "expert_time" not in sites  # π0's alone
+    for name in ("vision_out", "prefix_qkv", "expert_down"):
+        site = sites[name]
+        wanted = [x.clone() for x in site.candidates["reference"]()]
+        found = site.candidates[list(site.candidates)[1]]()
+        assert max(map(error, found, wanted)) < site.bound, name
+    assert set(run.operators.choices().values()) == {"reference"}
+    with pytest.raises(ValueError, match="unknown"):
+        run.operators.choose("expert_down", "unknown")
+
+
+def test_a_velocity_times_the_step_is_the_step():
+    config = tiny("pi0")
+    run = Run(FusedOperators, random_weights(config), config, 19, 19)
+    wanted, b = run(1)["actions"], run.buffers
+    b["actions"].copy_(b["x0"])
+    for step, size in enumerate(run.times.step_sizes):
+        run.operators.velocity(Shape(1, 32), run.times, step)
+        b["actions"].add_(b["velocity"], alpha=size)
+    assert error(b["actions"], wanted) < 1e-6

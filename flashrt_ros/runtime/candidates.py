@@ -1,0 +1,81 @@
+"""Ways to compute each site of the fused network, and what they are called.
+
+The tiles are those that were fastest on an H200 among several dozen; those without bulk copies run on any GPU that
+Triton supports. Which of them is used is decided by selection, on the machine that they run on.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from flashrt_ros.kernels.attention import AttentionTile
+from flashrt_ros.kernels.launch import Launch
+from flashrt_ros.kernels.linear import Tile
+from flashrt_ros.kernels.split_attention import SplitTile
+
+Choice: TypeAlias = Tile | AttentionTile | SplitTile | Launch | bool
+"""A tile, a way to launch, or whether the kernel is used at all, where it has no parameters."""
+
+REFERENCE = "reference"
+
+CANDIDATES: dict[str, tuple[Choice, ...]] = {
+    "vision_resize": (True,),
+    "vision_patch": (Tile(64, 64, 64, 1, 4, 4), Tile(64, 64, 64, 1, 4, 3, bulk=False)),
+    "vision_qkv": (Tile(64, 128, 64, 1, 4, 4), Tile(64, 128, 32, 1, 4, 4, bulk=False)),
+    "vision_attention": (AttentionTile(64, 128, 4, 2), AttentionTile(64, 64, 4, 2)),
+    "vision_out": (Tile(64, 64, 64, 1, 4, 4), Tile(64, 64, 64, 1, 4, 3, bulk=False)),
+    "vision_fc1": (Tile(64, 128, 64, 1, 4, 3), Tile(64, 128, 32, 1, 4, 4, bulk=False)),
+    "vision_fc2": (Tile(64, 128, 64, 3, 4, 4), Tile(64, 64, 64, 1, 4, 3, bulk=False)),
+    "vision_project": (Tile(64, 64, 64, 1, 4, 4), Tile(64, 64, 64, 1, 4, 3, bulk=False)),
+    "prefix_embed": (True,),
+    "prefix_qkv": (Tile(128, 128, 64, 1, 8, 4), Tile(64, 128, 32, 1, 4, 4, bulk=False)),
+    "prefix_attention": (AttentionTile(64, 32, 4, 3), AttentionTile(64, 64, 8, 2)),
+    "prefix_out": (Tile(64, 64, 64, 1, 4, 4), Tile(64, 64, 64, 1, 4, 3, bulk=False)),
+    "prefix_gate_up": (Tile(128, 256, 64, 1, 8, 4), Tile(128, 128, 32, 1, 8, 4, bulk=False)),
+    "prefix_down": (Tile(128, 128, 64, 1, 4, 4), Tile(128, 128, 32, 1, 8, 4, bulk=False)),
+    "expert_step": (True,),
+    "expert_time": (Tile(64, 16, 128, 1, 4, 4), Tile(64, 16, 64, 1, 4, 4, bulk=False)),
+    "expert_qkv": (Tile(64, 32, 256, 1, 4, 3), Tile(64, 32, 128, 1, 4, 4, bulk=False)),
+    "expert_attention": (
+        SplitTile(32, 128, 8, 8, 2, meet=True),
+        SplitTile(16, 128, 4, 4, 2, bulk=False),
+        SplitTile(16, 64, 4, 4, 2, bulk=False),
+    ),
+    "expert_out": (
+        Tile(64, 16, 256, 2, 4, 3),
+        Tile(64, 16, 256, 1, 4, 4),
+        Tile(64, 16, 128, 1, 4, 4, bulk=False),
+    ),
+    "expert_gate_up": (Tile(64, 64, 128, 1, 4, 4), Tile(64, 64, 128, 1, 4, 3, bulk=False)),
+    "expert_down": (Tile(64, 32, 128, 4, 4, 5), Tile(64, 32, 64, 4, 4, 4, bulk=False)),
+    "expert_launch": (Launch("late"),),
+}
+"""By site, the likely best one first; the reference is a candidate of each, too."""
+
+
+def label(choice: Choice) -> str:
+    """What a candidate is called in verdicts: tile, splits, warps and stages.
+
+    >>> label(Tile(64, 32, 128, 4, 4, 5))
+    '64x32x128/4 w4 s5'
+    """
+    if isinstance(choice, bool):
+        return "fused"
+    if isinstance(choice, Launch):
+        return f"dependent {choice.dependent}"
+    tail = f"w{choice.warps} s{choice.stages}"
+    if isinstance(choice, AttentionTile):
+        return f"{choice.rows}x{choice.keys} {tail}"
+    if isinstance(choice, SplitTile):
+        shape = f"{choice.rows}x{choice.keys}/{choice.splits}"
+    else:
+        shape = f"{choice.rows}x{choice.columns}x{choice.depth}" + (
+            f"/{choice.splits}" if choice.splits > 1 else ""
+        )
+    marks = ("" if choice.bulk else " p") + (" m" if getattr(choice, "meet", False) else "")
+    return f"{shape} {tail}{marks}"
+
+
+def by_name(site: str) -> dict[str, Choice | None]:
+    """A site's candidates, the reference (None) first."""
+    return {REFERENCE: None} | {label(choice): choice for choice in CANDIDATES[site]}
