@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from flashrt_ros.control.observer import Settings
 from flashrt_ros.control.policy import Denoising, Policy, PolicySpec
 from flashrt_ros.control.robot import Robot, RobotError
+from flashrt_ros.control.seams import SeamKind
+from flashrt_ros.control.warm_start import WarmStart
 from flashrt_ros.observation.frame import Observation, Role
 
 if TYPE_CHECKING:  # torch is imported by those who run a checkpoint only
@@ -54,6 +56,19 @@ class PolicySettings:
     """Kernels by the `verdicts` that are kept, by a selection `now` where there are none, or `off`."""
     unbuilt_shape: Unbuilt = "build"
     """A call of a shape that was not built: `build` it then, or `refuse`."""
+    warm_start: bool = False
+    """Build for warm starts, too, of `warm_steps` from flow time 1 - `warm_alpha`."""
+    warm_steps: int = 1
+    warm_alpha: float = 0.5
+    seam: str = SeamKind.REPLACE.value
+    """Of chunks; `rtc` guides their denoising."""
+
+    @property
+    def flows(self) -> tuple[tuple[int, float], ...]:
+        """Denoising steps and start time of each kind of call: cold, and warm where there are warm starts."""
+        cold = (self.steps, 1.0)
+        warm = WarmStart(self.warm_start, self.warm_steps, self.warm_alpha)
+        return (cold, (warm.steps, warm.start_time)) if warm.enabled else (cold,)
 
 
 def policy_settings(values: Settings) -> PolicySettings:
@@ -180,8 +195,7 @@ class CheckpointPolicy:
         The noise that follows depends on the seed and the observation's stamp alone, not on how many were inferred
         before: a replay that drops other observations than the run did still draws the same for the same observation.
         """
-        mixed = np.random.SeedSequence((self._seed, observation.frame_set.stamp_ns))
-        self._generator.manual_seed(int(mixed.generate_state(1)[0]))
+        self._generator.manual_seed(noise_seed(self._seed, observation.frame_set.stamp_ns))
         images = {
             camera.feature: observation.images[camera.name]
             for camera in self._robot.cameras
@@ -233,6 +247,11 @@ class CheckpointPolicy:
         """Nothing is carried over between chunks."""
 
 
+def noise_seed(seed: int, stamp_ns: int) -> int:
+    """Seed of the noise for the observation of a stamp [ns]."""
+    return int(np.random.SeedSequence((seed, stamp_ns)).generate_state(1)[0])
+
+
 def _engine_settings(settings: PolicySettings, robot: Robot, image_size: int) -> EngineSettings:
     """What the robot's cameras and the settings need; a camera of unknown size is taken for the network's."""
     from flashrt_ros.runtime.settings import EngineSettings
@@ -243,9 +262,9 @@ def _engine_settings(settings: PolicySettings, robot: Robot, image_size: int) ->
             for camera in robot.cameras
         },
         optional=frozenset(c.feature for c in robot.cameras if c.role is Role.OPTIONAL),
-        flows=((settings.steps, 1.0),),
+        flows=settings.flows,
+        guided=settings.seam == SeamKind.RTC.value,
         unbuilt=settings.unbuilt_shape,
-        seed=settings.seed,
     )
 
 

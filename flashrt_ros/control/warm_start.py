@@ -28,9 +28,14 @@ class WarmStart:
     max_divergence: float = 0.5
     """Largest root mean square of (chunk - start), normalised units, for which a warm chunk is taken."""
 
+    @property
+    def start_time(self) -> float:
+        """Flow time at which it begins."""
+        return 1.0 - self.alpha
+
     def request(self, start: NDArray[np.float32]) -> Denoising:
         """The denoising from a shifted chunk, float32 [horizon, width]."""
-        return Denoising(self.steps, 1.0 - self.alpha, start)
+        return Denoising(self.steps, self.start_time, start)
 
 
 def shift(previous: NDArray[np.float32], executed: int) -> NDArray[np.float32]:
