@@ -68,6 +68,7 @@ class PolicySession:
         self._plan: Plan | None = None
         self._plan_end_ns = 0
         self._motion_start_ns: int | None = None
+        self._unrecovered = ""
         self._chunks = 0
         self.settings = settings or SessionSettings()
         self.resets: Counter[str] = Counter()
@@ -153,7 +154,7 @@ class PolicySession:
             raise
         if sampled.diverged:
             self._count_reset(resets.DIVERGENCE)
-            reset_reason = resets.DIVERGENCE
+            reset_reason = self._unrecovered = resets.DIVERGENCE
         return Inference(
             actions=actions,
             period_ns=self._robot.period_ns,
@@ -209,6 +210,7 @@ class PolicySession:
         chunk = replace(
             self._joined(raw, observation), recovery_ns=recovery_ns, deadline_missed=missed
         )
+        self._unrecovered = ""
         self._chunks += 1
         self._plan = Plan.of(chunk, observation.joint_positions)
         self._plan_end_ns = self._plan.end_ns
@@ -221,6 +223,8 @@ class PolicySession:
     def _reset_reason(self, observation: Observation, instruction: str) -> str:
         chunk_ns = self._policy.spec.horizon * self._robot.period_ns
         reason = self._monitor.check(observation, instruction, self.settings.resets, chunk_ns)
+        # A reset ends with a chunk that goes out. Where none did, the plan is still the one from before the reset.
+        reason = self._unrecovered = reason or self._unrecovered
         if reason:
             self._count_reset(reason)
             self._policy.reset()

@@ -82,6 +82,22 @@ def test_a_refused_chunk_holds():
     assert loop.reasons({"periods": 2}) == ["hold"]
 
 
+@pytest.mark.parametrize("delay_periods", [HORIZON + 1, None], ids=["too late", "lost"])
+def test_a_reset_lasts_until_a_chunk_goes_out(delay_periods):
+    """Else the next chunk would go on from a plan that was made for another instruction."""
+    loop = Loop(warm_start=WARM)
+    loop.chunk(0)
+    if delay_periods is None:
+        loop.session.step(observation(T0 + PERIOD_NS), "stop")
+    else:
+        assert loop.chunk(1, delay_periods=delay_periods, instruction="stop") is None
+    again = loop.chunk(2, instruction="stop").inference
+    assert (again.reset_reason, again.warm_start, again.steps) == ("instruction", False, 10)
+    after = loop.chunk(3, instruction="stop").inference
+    assert (after.reset_reason, after.warm_start) == ("", True)
+    assert loop.session.resets == {"episode": 1, "instruction": 2}
+
+
 def test_a_picture_of_another_size_is_another_view():
     loop = Loop()
     loop.chunk(0)

@@ -101,14 +101,18 @@ def test_row_12_chunk_that_is_all_past_is_not_published():
 
 def test_resets_fire_on_their_trigger_and_only_there():
     made, policy = session()
-    reasons = [made.step(observation(), "go").reset_reason]
-    reasons.append(made.step(observation(), "go").reset_reason)
-    reasons.append(made.step(observation(), "stop").reset_reason)
-    reasons.append(made.step(observation(epoch=1), "stop").reset_reason)
-    reasons.append(made.step(observation(epoch=1), "stop").reset_reason)
+
+    def reason(seen, instruction):
+        inference = made.step(seen, instruction)
+        made.publish(seen, inference)
+        return inference.reset_reason
+
+    reasons = [reason(observation(), "go"), reason(observation(), "go")]
+    reasons.append(reason(observation(), "stop"))
+    reasons += [reason(observation(epoch=1), "stop"), reason(observation(epoch=1), "stop")]
     made.reset("hold")
     made.reset("episode")
-    reasons.append(made.step(observation(epoch=1), "stop").reset_reason)
+    reasons.append(reason(observation(epoch=1), "stop"))
     assert reasons == ["episode", "", "instruction", "clock_jump", "", "hold"]
     assert policy.resets == 4
     assert made.resets == {"episode": 1, "instruction": 1, "clock_jump": 1, "hold": 1}
