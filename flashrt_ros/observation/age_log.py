@@ -22,7 +22,6 @@ from types import TracebackType
 from typing import Any
 
 from flashrt_ros.observation.ages import ActionAge, ChunkRecord
-from flashrt_ros.observation.timeline import AgeTerms, Timeline
 
 FORMAT = 1
 _LINES_AT_ONCE = 4096
@@ -142,26 +141,8 @@ def _no_record(path: Path, number: int, line: str) -> AgeLogError:
     )
 
 
-def chunk_from(record: Mapping[str, Any]) -> ChunkRecord:
-    """Rebuild a chunk from its record."""
-    return ChunkRecord(timeline=_pick(Timeline, record), **_fields(ChunkRecord, record, "timeline"))
-
-
-def age_from(record: Mapping[str, Any]) -> ActionAge:
-    """Rebuild an action's age from its record."""
-    return ActionAge(terms=_pick(AgeTerms, record), **_fields(ActionAge, record, "terms"))
-
-
 def _flat(record: dict[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in record.items():
         flat.update(value if isinstance(value, dict) else {key: value})
     return flat
-
-
-def _fields(kind: Any, record: Mapping[str, Any], *without: str) -> dict[str, Any]:
-    return {name: record[name] for name in kind.__dataclass_fields__ if name not in without}
-
-
-def _pick(kind: Any, record: Mapping[str, Any]) -> Any:
-    return kind(**_fields(kind, record))
