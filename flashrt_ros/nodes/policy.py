@@ -291,8 +291,12 @@ class PolicyNode(LifecycleNodeMixin, Node):
         self._instructions.publish(String(data=text))
 
     def _on_instruction(self, message: String) -> None:
-        if message.data in self._own_instructions:
-            self._own_instructions.remove(message.data)
+        own = self._own_instructions
+        if message.data in own:
+            # What we said before it will not come any more: the topic keeps its newest message only. Left in the list,
+            # it would be taken for our own when somebody else says it.
+            while own.popleft() != message.data:
+                pass
             return
         if message.data == self._settings["instruction"]:
             return
