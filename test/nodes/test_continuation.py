@@ -54,10 +54,10 @@ def planned_ns(chunk):
 
 
 def test_rtc_freezes_what_is_executed_meanwhile(graph, drivers, request, chunks, applied):
-    """Each frozen action is, joint for joint, where the chunk before has the arm at that time."""
+    """Each frozen action is, joint for joint, where the chunk before has the arm at that time: no join is felt."""
     start(graph, request, seam="rtc", replan="actions", replan_actions=3, delay_quantile=1.0)
     drivers.run(rate_hz=30.0)
-    graph.wait_for(lambda: len(applied) > 100, "actions")
+    graph.wait_for(lambda: len(velocities(list(applied))[1]) > 25, "actions across joins")
     compared = 0
     for before, chunk in pairwise(list(chunks)):
         if chunk.reset_reason:
@@ -71,16 +71,26 @@ def test_rtc_freezes_what_is_executed_meanwhile(graph, drivers, request, chunks,
         assert chunk.frozen == min(foreseen, chunk.horizon - chunk.executed)
         compared += chunk.frozen
     assert compared > 20
-    assert all(step <= 0.2 * 1.001 for step in step_sizes(list(applied))), "within the step limit"
+    within, joins = velocities(list(applied))
+    print(
+        f"largest joint velocity [rad/s]: P99 {np.percentile(within, 99):.3f} within chunks "
+        f"({len(within)} steps), {np.percentile(joins, 99):.3f} at joins ({len(joins)}); "
+        f"P50 {np.percentile(within, 50):.3f} and {np.percentile(joins, 50):.3f}"
+    )
+    assert max(*within, *joins) <= 6.0 * 1.001, "within the step limit"
+    # Chunks of this network have nothing to do with each other: replaced, they make it ten times as much.
+    assert np.percentile(joins, 99) <= 1.5 * np.percentile(within, 99)
 
 
-def step_sizes(applied):
-    """Largest step of a joint between actions applied a period apart, across joins too [rad]."""
-    return [
-        np.abs(np.subtract(b.positions, a.positions)).max()
-        for a, b in pairwise(applied)
-        if to_ns(b.planned) - to_ns(a.planned) < 40_000_000
-    ]
+def velocities(applied):
+    """Largest velocity of a joint between actions planned a period apart [rad/s]: within a chunk, and across joins."""
+    found = {True: [], False: []}
+    for before, action in pairwise(applied):
+        passed_ns = to_ns(action.planned) - to_ns(before.planned)
+        if 0 < passed_ns < 40_000_000:
+            step = np.abs(np.subtract(action.positions, before.positions)).max()
+            found[before.chunk_id == action.chunk_id].append(step / passed_ns * 1e9)
+    return found[True], found[False]
 
 
 def test_warm_start_is_cold_after_each_reset_and_counted(graph, drivers, request, chunks):
