@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from flashrt_ros.kernels.launch import Launch, begin, finish, launch_options
 
@@ -23,12 +24,16 @@ LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True)
 class AttentionTile:
-    """Shape of one program's work."""
+    """Shape of one program's work.
+
+    bulk: the prefix's keys and values are loaded through tensor descriptors; where a head is a power of two.
+    """
 
     rows: int = 64
     keys: int = 64
     warps: int = 4
     stages: int = 2
+    bulk: bool = False
 
 
 @triton.jit
@@ -43,7 +48,7 @@ def _load(base, rows, inside, stride, first: tl.constexpr, D: tl.constexpr, WIDT
 
 @triton.jit
 def _attention_kernel(
-    queries, keys, values, out, valid,
+    k_desc, v_desc, queries, keys, values, out, valid,
     M, N, base, heads, stride_q, stride_k, stride_o, step_q, step_k, step_o, scale,
     D: tl.constexpr, HEAD: tl.constexpr, REST: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr,
     ROWS_PER_TOKEN: tl.constexpr, PDL: tl.constexpr,
@@ -74,9 +79,13 @@ def _attention_kernel(
     for n0 in range(0, N, BK):
         key_rows = n0 + tl.arange(0, BK)
         inside = key_rows < N
-        s = tl.dot(
-            q, _load(k_base, key_rows, inside, stride_k, 0, D, HEAD).T, input_precision="ieee"
-        )
+        if k_desc is not None:
+            k = k_desc.load([n0, 0])
+            v = v_desc.load([n0, 0])
+        else:
+            k = _load(k_base, key_rows, inside, stride_k, 0, D, HEAD)
+            v = _load(v_base, key_rows, inside, stride_k, 0, D, HEAD)
+        s = tl.dot(q, k.T, input_precision="ieee")
         if REST:
             s = tl.dot(
                 q_rest,
@@ -91,12 +100,7 @@ def _attention_kernel(
         total = total * shrink + tl.sum(p, axis=1)
         top = new_top
         p = p.to(q.dtype)
-        acc = tl.dot(
-            p,
-            _load(v_base, key_rows, inside, stride_k, 0, D, HEAD),
-            acc * shrink[:, None],
-            input_precision="ieee",
-        )
+        acc = tl.dot(p, v, acc * shrink[:, None], input_precision="ieee")
         if REST:
             v_rest = _load(v_base, key_rows, inside, stride_k, HEAD, D, REST)
             acc_rest = tl.dot(p, v_rest, acc_rest * shrink[:, None], input_precision="ieee")
@@ -142,7 +146,10 @@ def prefix_attention(
     head, rest = _head_parts(d)
     rows = n * heads
     programs = triton.cdiv(rows, tile.rows)
+    bulk = tile.bulk and head == d
     _attention_kernel[(programs, 1)](
+        TensorDescriptor.from_tensor(keys, [tile.keys, d]) if bulk else None,
+        TensorDescriptor.from_tensor(values, [tile.keys, d]) if bulk else None,
         queries, keys, values, out, valid, rows, keys.shape[0], base, 1, d, d, d, 0, 0, 0,
         LOG2_E / math.sqrt(d), D=d, HEAD=head, REST=rest, BR=tile.rows, BK=tile.keys,
         ROWS_PER_TOKEN=heads, **launch_options(launch, tile.warps, tile.stages),
@@ -182,7 +189,7 @@ def view_attention(
     head, rest = _head_parts(d)
     grid = (triton.cdiv(tokens, tile.rows), rows // tokens * heads)
     _attention_kernel[grid](
-        qkv, qkv[:, width:], qkv[:, 2 * width :], out, None, tokens, tokens, 0, heads,
+        None, None, qkv, qkv[:, width:], qkv[:, 2 * width :], out, None, tokens, tokens, 0, heads,
         3 * width, 3 * width, width, tokens * 3 * width, tokens * 3 * width, tokens * width,
         LOG2_E / math.sqrt(d), D=d, HEAD=head, REST=rest, BR=tile.rows, BK=tile.keys,
         ROWS_PER_TOKEN=1, **launch_options(launch, tile.warps, tile.stages),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from flashrt_ros.kernels.attention import AttentionTile
+from flashrt_ros.kernels.gate_up import StayingTile
 from flashrt_ros.kernels.launch import Launch
 from flashrt_ros.kernels.linear import Tile
 from flashrt_ros.kernels.split_attention import SplitTile
@@ -29,10 +30,14 @@ CANDIDATES: dict[str, tuple[Choice, ...]] = {
     "vision_project": (Tile(64, 64, 64, 1, 4, 4), Tile(64, 64, 64, 1, 4, 3, bulk=False)),
     "prefix_embed": (True,),
     "prefix_qkv": (Tile(128, 128, 64, 1, 8, 4), Tile(64, 128, 32, 1, 4, 4, bulk=False)),
-    "prefix_attention": (AttentionTile(64, 32, 4, 3), AttentionTile(64, 64, 8, 2)),
+    "prefix_attention": (AttentionTile(64, 64, 4, 3, bulk=True), AttentionTile(64, 32, 4, 3)),
     "prefix_out": (Tile(64, 64, 64, 1, 4, 4), Tile(64, 64, 64, 1, 4, 3, bulk=False)),
-    "prefix_gate_up": (Tile(128, 256, 64, 1, 8, 4), Tile(128, 128, 32, 1, 8, 4, bulk=False)),
-    "prefix_down": (Tile(128, 128, 64, 1, 4, 4), Tile(128, 128, 32, 1, 8, 4, bulk=False)),
+    "prefix_gate_up": (
+        StayingTile(128, 256, 64, 1, 8, 4),
+        Tile(128, 256, 64, 1, 8, 4),
+        Tile(128, 128, 32, 1, 8, 4, bulk=False),
+    ),
+    "prefix_down": (Tile(128, 128, 64, 1, 4, 5), Tile(128, 128, 32, 1, 8, 4, bulk=False)),
     "expert_step": (True,),
     "expert_time": (Tile(64, 16, 128, 1, 4, 4), Tile(64, 16, 64, 1, 4, 4, bulk=False)),
     "expert_qkv": (Tile(64, 32, 256, 1, 4, 3), Tile(64, 32, 128, 1, 4, 4, bulk=False)),
@@ -56,6 +61,8 @@ CANDIDATES: dict[str, tuple[Choice, ...]] = {
 def label(choice: Choice) -> str:
     """What a candidate is called in verdicts: tile, splits, warps and stages.
 
+    p: loads by pointers; m: programs meet; +: programs stay for several tiles.
+
     >>> label(Tile(64, 32, 128, 4, 4, 5))
     '64x32x128/4 w4 s5'
     """
@@ -65,7 +72,7 @@ def label(choice: Choice) -> str:
         return f"dependent {choice.dependent}"
     tail = f"w{choice.warps} s{choice.stages}"
     if isinstance(choice, AttentionTile):
-        return f"{choice.rows}x{choice.keys} {tail}"
+        return f"{choice.rows}x{choice.keys} {tail}" + ("" if choice.bulk else " p")
     if isinstance(choice, SplitTile):
         shape = f"{choice.rows}x{choice.keys}/{choice.splits}"
     else:
@@ -73,7 +80,7 @@ def label(choice: Choice) -> str:
             f"/{choice.splits}" if choice.splits > 1 else ""
         )
     marks = ("" if choice.bulk else " p") + (" m" if getattr(choice, "meet", False) else "")
-    return f"{shape} {tail}{marks}"
+    return f"{shape} {tail}{marks}" + (" +" if isinstance(choice, StayingTile) else "")
 
 
 def by_name(site: str) -> dict[str, Choice | None]:

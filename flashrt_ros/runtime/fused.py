@@ -22,6 +22,7 @@ from flashrt_ros.kernels.attention import (
     view_attention_reference,
 )
 from flashrt_ros.kernels.embed import embed, embed_reference
+from flashrt_ros.kernels.gate_up import StayingTile, gate_up
 from flashrt_ros.kernels.launch import Launch
 from flashrt_ros.kernels.linear import Rope, RowSums, Tile, Workspace, linear, linear_reference
 from flashrt_ros.kernels.resize import (
@@ -424,6 +425,11 @@ class FusedOperators:
         tile = self._tile(site, len(a), len(w), a.shape[1])
         if tile is None:
             linear_reference(a, w, out, **options)
+            return
+        if isinstance(tile, StayingTile):
+            assert out is not None
+            del options["activation"]  # its only one
+            gate_up(a, w, out, tile, **options)
             return
         launch = self._follow() if site.startswith("expert") else Launch()
         linear(a, w, out, tile, workspace=self._workspace, launch=launch, **options)

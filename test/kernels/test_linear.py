@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from flashrt_ros.kernels.gate_up import StayingTile, gate_up
 from flashrt_ros.kernels.linear import (
     Rope,
     RowSums,
@@ -155,6 +156,22 @@ def test_rows_behind_the_valid_ones_stay_untouched():
     assert (out[:16] == POISON).all()  # whole tiles before `skip`
     assert error(out[16:25], a[16:25] @ w.T) < 1e-6
     assert (out[25:] == POISON).all()
+
+
+@pytest.mark.parametrize("tile", [StayingTile(32, 32, 32), StayingTile(64, 64, 32)], ids=str)
+@pytest.mark.parametrize(("rows", "valid"), [(51, None), (51, 40), (1, 1), (96, 95)])
+def test_programs_that_stay_for_several_tiles_give_what_others_give(rows, valid, tile):
+    draw = Draw(9)
+    a, w = draw(rows, 96), draw(144, 96, scale=0.1)
+    norm, out, wanted = row_sums(a, 1, rows + 2), poisoned(rows, 72), poisoned(rows, 72)
+    number = None
+    if valid is not None:
+        number = torch.tensor([valid - 1], dtype=torch.int32, device=DEVICE)
+    gate_up(a, w, out, tile, norm=norm, valid=number, base=1)
+    linear_reference(a, w, wanted, norm=norm, activation="geglu")
+    count = rows if valid is None else valid
+    assert error(out[:count], wanted[:count]) < 1e-5
+    assert (out[count:] == POISON).all()
 
 
 def test_split_sums_are_the_same_at_every_call():
