@@ -117,7 +117,8 @@ class PolicySession:
 
     def due(self, capture_ns: int, instruction: str) -> bool:
         """Whether an observation of `capture_ns` is to be inferred now. A reset does not wait."""
-        if self._monitor.pending or instruction != self._monitor.instruction:
+        reset = self._unrecovered or self._monitor.pending
+        if reset or instruction != self._monitor.instruction:
             return True
         return self.settings.replanning.due(
             self._plan, self._execution, capture_ns, self._clock_ns()

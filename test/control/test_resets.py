@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from flashrt_ros.control.replanning import Replan, Replanning
 from flashrt_ros.control.resets import MOTION_GOES_ON, RESETS, ResetRules
 from flashrt_ros.control.safety import UnsafeActionError
 from flashrt_ros.control.warm_start import WarmStart
@@ -85,14 +86,16 @@ def test_a_refused_chunk_holds():
 @pytest.mark.parametrize("delay_periods", [HORIZON + 1, None], ids=["too late", "lost"])
 def test_a_reset_lasts_until_a_chunk_goes_out(delay_periods):
     """Else the next chunk would go on from a plan that was made for another instruction."""
-    loop = Loop(warm_start=WARM)
+    loop = Loop(warm_start=WARM, replanning=Replanning(Replan.ACTIONS, actions=4))
     loop.chunk(0)
     if delay_periods is None:
         loop.session.step(observation(T0 + PERIOD_NS), "stop")
     else:
         assert loop.chunk(1, delay_periods=delay_periods, instruction="stop") is None
+    assert loop.session.due(T0 + 2 * PERIOD_NS, "stop"), "a reset does not wait"
     again = loop.chunk(2, instruction="stop").inference
     assert (again.reset_reason, again.warm_start, again.steps) == ("instruction", False, 10)
+    assert not loop.session.due(T0 + 3 * PERIOD_NS, "stop")
     after = loop.chunk(3, instruction="stop").inference
     assert (after.reset_reason, after.warm_start) == ("", True)
     assert loop.session.resets == {"episode": 1, "instruction": 2}
