@@ -22,8 +22,8 @@ $(error $(PYTHON_ASKED) is no Python 3.10 to 3.13: name one, for example `make P
 endif
 bootstrap = @$(PYTHON_FOUND) tools/bootstrap.py
 
-# Small networks on a shared machine: more threads than that wait for each other.
-test: export OMP_NUM_THREADS ?= 2
+# Small networks: a second thread gains nothing, and where others want the cores, too, it waits for most of the time.
+test: export OMP_NUM_THREADS ?= 1
 
 # $(call stage,NAME,COMMAND) runs one command in the built environment and says how long it took.
 stage = @source $(BUILD)/setup.bash; echo "--- $(1)"; TIMEFORMAT="--- $(1): %1R s"; time $(2)

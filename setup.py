@@ -27,7 +27,7 @@ setup(
     python_requires=">=3.10",
     packages=[*packages, *(f"flashrt_ros.{name}" for name in kernels), "flashrt_ros.config"],
     package_dir={"flashrt_ros.kernels": "kernels", "flashrt_ros.config": "config"},
-    package_data={"flashrt_ros.config": ["**/*"]},
+    package_data={"flashrt_ros.config": ["**/*"], "flashrt_ros.offline": ["*.css"]},
     entry_points={"console_scripts": ["flashrt = flashrt_ros.cli:main"]},
     install_requires=[
         "numpy>=1.21",
@@ -40,8 +40,12 @@ setup(
         "torch>=2.5",
     ],
     extras_require={
-        "bags": ["rosbags>=0.10"],
+        "bags": ["rosbags>=0.11", "tqdm>=4.60"],
+        # Ray spreads replays over machines; nobody needs it for one.
+        "cluster": ["ray[default]>=2.9"],
         "kernels": ["triton>=3.4; platform_system == 'Linux'"],
+        # Tables that pandas, DuckDB and Spark read without parsing; the CSV files hold the same.
+        "parquet": ["pyarrow>=14"],
         "plots": ["matplotlib>=3.5"],
         "sim": ["mujoco>=3.1"],
         "test": ["hypothesis>=6.100", "pytest>=8"],

@@ -17,15 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from flashrt_ros.observation.age_log import read_records
-from flashrt_ros.offline.run_log import Run, read_run
-from flashrt_ros.offline.summary import summarize, table, write_csv
-from flashrt_ros.offline.timeline_plot import plot_timeline
+from flashrt_ros.offline.report import PAGE_NAME, write_report
+from flashrt_ros.offline.run_log import LOG_NAME, Run, read_run
+from flashrt_ros.offline.summary import table
 from flashrt_ros.paths import config_path, executable_path
 
 _START_LIMIT_S = 120.0
 _STOP_LIMIT_S = 10.0
 _LINES_SHOWN = 8
-_STOP_ORDER = (("action_player", "policy"), ("age_logger",), ("sim_camera", "sim_robot"))
+_STOP_ORDER = (
+    ("action_player", "policy"),
+    ("age_logger",),
+    ("bag_recorder",),
+    ("sim_camera", "sim_robot"),
+)
 
 
 class DemoError(RuntimeError):
@@ -38,12 +43,16 @@ class DemoSettings:
 
     duration_s: float
     folder: Path
-    """Logs, summary.json, ages.csv and timeline.png go here."""
+    """Logs, summary.json, ages.csv and the report go here."""
     instruction: str = "touch the red block"
     checkpoint: str = "expert"
     seed: int = 0
     belt_speed_m_s: float = 0.04
     camera_delay_ms: float = 0.0
+    bag: Path | None = None
+    """Folder of a recording of all topics; None: none is made."""
+    storage: str = "mcap"
+    """Its format: `mcap` or `sqlite3`."""
     follow: str = "player"
     """`player`: the arm follows action_player; `trajectory`: the policy's joint trajectories."""
 
@@ -132,7 +141,7 @@ def run_demo(settings: DemoSettings, summary_name: str = "summary.json") -> dict
     """
     folder = settings.folder
     folder.mkdir(parents=True, exist_ok=True)
-    age_log, task_log = folder / "ages.jsonl", folder / "task.jsonl"
+    age_log, task_log = folder / LOG_NAME, folder / "task.jsonl"
     for old in (age_log, task_log):
         old.unlink(missing_ok=True)
     processes = Processes(folder, node_environment())
@@ -141,8 +150,7 @@ def run_demo(settings: DemoSettings, summary_name: str = "summary.json") -> dict
         _wait(processes, settings, age_log)
     finally:
         processes.stop()
-    run = read_run(age_log)
-    return _report(run, settings, task_log, settings.folder / summary_name)
+    return _report(settings, age_log, task_log, summary_name)
 
 
 def _start(processes: Processes, settings: DemoSettings, age_log: Path, task_log: Path) -> None:
@@ -156,6 +164,10 @@ def _start(processes: Processes, settings: DemoSettings, age_log: Path, task_log
     # The logger first: it must have heard the first chunk.
     processes.start("age_logger", [*shared, "-p", f"log_file:={age_log}"])
     _wait_until(processes, settings, age_log.is_file)
+    if settings.bag is not None:
+        recording = ["-p", f"bag:={settings.bag}", "-p", f"storage:={settings.storage}"]
+        processes.start("bag_recorder", [*shared, *recording])
+        _wait_until(processes, settings, settings.bag.is_dir)
     if settings.follow == "player":
         processes.start("action_player", shared)
     processes.start("sim_camera", [*shared, *world, "-p", f"delay_ms:={settings.camera_delay_ms}"])
@@ -232,17 +244,14 @@ def _progress(what: str, elapsed_s: float, total_s: float | None) -> None:
         print(f"\r\033[K{what}  {elapsed_s:.0f}{total} s", end="", file=sys.stderr, flush=True)
 
 
-def _report(run: Run, settings: DemoSettings, task_log: Path, summary_file: Path) -> dict[str, Any]:
+def _report(settings: DemoSettings, age_log: Path, task_log: Path, name: str) -> dict[str, Any]:
     folder = settings.folder
-    summary = summarize(run)
-    summary["task"] = _task_result(run, settings.instruction, task_log)
-    write_csv(run, folder / "ages.csv")
-    if run.chunks:
-        plot_timeline(run, folder / "timeline.png")
-    summary_file.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    summary = write_report([age_log], folder, with_csv=True).summaries[0]
+    summary["task"] = _task_result(read_run(age_log), settings.instruction, task_log)
+    (folder / name).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     print(table(summary))
     print(f"task     {_task_text(summary['task'])}")
-    print(f"\n{summary_file.name}, ages.csv, timeline.png and logs: {folder}")
+    print(f"\n{PAGE_NAME} with pictures, {name}, ages.csv and logs: {folder}")
     return summary
 
 
@@ -250,7 +259,7 @@ def _task_result(run: Run, instruction: str, task_log: Path) -> dict[str, Any]:
     """Whether a block that the instruction names was reached, and when, since the first observation."""
     lines = task_log.read_text(encoding="utf-8").splitlines() if task_log.is_file() else []
     touches = [json.loads(line) for line in lines]
-    first_ns = run.chunks[0].timeline.capture_ns if run.chunks else 0
+    first_ns = int(run.chunks["capture_ns"][0]) if len(run.chunks) else 0
     named = [touch for touch in touches if touch["block"] in instruction.lower().split()]
     return {
         "instruction": instruction,

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -82,31 +81,30 @@ def _pillow_axis(n: int, m: int, device: torch.device) -> Axis:
     for i in range(m):
         center = (i + 0.5) * scale
         low, high = max(int(center - stretch + 0.5), 0), min(int(center + stretch + 0.5), n)
-        w = np.maximum(1.0 - np.abs((np.arange(low, high) - center + 0.5) / stretch), 0.0)
+        w = [max(1.0 - abs((j - center + 0.5) / stretch), 0.0) for j in range(low, high)]
+        total = sum(w)
         first.append(low)
-        rows.append(w / w.sum())
-    taps = max(len(w) for w in rows)
-    weights = np.zeros((m, taps), np.int32)
-    for i, w in enumerate(rows):
-        weights[i, : len(w)] = np.floor(w * (1 << FIXED_POINT_BITS) + 0.5)
-    return Axis(torch.tensor(first, dtype=torch.int32, device=device), _on(weights, device))
+        rows.append([int(x / total * (1 << FIXED_POINT_BITS) + 0.5) for x in w])
+    taps = max(map(len, rows))
+    weights = [row + [0] * (taps - len(row)) for row in rows]
+    return Axis(
+        torch.tensor(first, dtype=torch.int32, device=device),
+        torch.tensor(weights, dtype=torch.int32, device=device),
+    )
 
 
 def _sampled_axis(n: int, m: int, device: torch.device) -> Axis:
     """`interpolate(mode='bilinear', align_corners=False)`: two taps, clamped at the edges."""
-    at = np.maximum((np.arange(m, dtype=np.float32) + np.float32(0.5)) * np.float32(n / m) - 0.5, 0)
-    low = np.minimum(at.astype(np.int32), n - 1)
-    part = np.where(low < n - 1, at - low, 0).astype(np.float32)
-    first = np.minimum(low, max(n - 2, 0)).astype(np.int32)
+    scale = torch.tensor(n / m, dtype=torch.float32)
+    at = ((torch.arange(m, dtype=torch.float32) + 0.5) * scale - 0.5).clamp(min=0)
+    low = at.int().clamp(max=n - 1)
+    part = torch.where(low < n - 1, at - low, 0.0)
+    first = low.clamp(max=max(n - 2, 0))
     last = low > first  # the last sample, where there is no next one to blend with
-    weights = np.stack((np.where(last, 0, 1 - part), np.where(last, 1, part)), axis=1)
+    weights = torch.stack((torch.where(last, 0.0, 1 - part), torch.where(last, 1.0, part)), dim=1)
     if n == 1:
-        weights = np.ones((m, 1))
-    return Axis(_on(first, device), _on(weights.astype(np.float32), device))
-
-
-def _on(values: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values)).to(device)
+        weights = torch.ones(m, 1)
+    return Axis(first.to(device), weights.to(device))
 
 
 @triton.jit

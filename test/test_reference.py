@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flashrt_ros.nodes.parameters import NODES
+from flashrt_ros.control.parameters import NODES
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.mark.parametrize("name", ["config/policy.yaml", "docs/parameters.md", "docs/messages.md"])
+@pytest.mark.parametrize(
+    "name", ["config/policy.yaml", "docs/parameters.md", "docs/messages.md", "docs/cli.md"]
+)
 def test_pages_are_up_to_date(tmp_path, name):
     subprocess.run([sys.executable, ROOT / "tools/make_reference.py", tmp_path], check=True)
     assert (ROOT / name).read_text() == (tmp_path / name).read_text(), "run tools/make_reference.py"

@@ -95,7 +95,7 @@ def sourced_ros() -> str:
 
 def check_ros(distribution: str) -> None:
     """Raises SetupError unless base_python() can use the sourced ROS 2 distribution."""
-    needed = ("rclpy", "cv_bridge", "cv2")
+    needed = ("rclpy", "cv2")
     missing = [name for name in needed if not succeeds([base_python(), "-c", f"import {name}"])]
     if "rclpy" in missing:
         raise SetupError(
@@ -105,7 +105,7 @@ def check_ros(distribution: str) -> None:
     if missing:
         raise SetupError(
             f"the sourced ROS 2 {distribution} lacks {' and '.join(missing)}: "
-            f"`apt-get install ros-{distribution}-cv-bridge python3-opencv`"
+            f"`apt-get install python3-opencv`"
         )
 
 
@@ -215,7 +215,7 @@ def install_packages(ros: str) -> None:
 def adapted_requirements() -> Path:
     """Writes the requirements beside a sourced ROS 2: with its NumPy and, where there is one, its torch.
 
-    Its compiled extensions (cv_bridge) crash under another NumPy than they were built for.
+    Compiled extensions of the system (OpenCV's) crash under another NumPy than they were built for.
     """
     probe = "import importlib.metadata as m; print(m.version('{}'))"
     text = (ROOT / "requirements" / "common.txt").read_text()

@@ -1,4 +1,4 @@
-"""Writes what is made from source: config/policy.yaml, docs/parameters.md and docs/messages.md.
+"""Writes what is made from source: config/policy.yaml, docs/parameters.md, docs/messages.md and docs/cli.md.
 
     python3 tools/make_reference.py [FOLDER]     default: this checkout
 
@@ -7,6 +7,7 @@ A test fails when they lag behind.
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import re
 import sys
@@ -15,11 +16,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def load_parameters():  # noqa: ANN201 - a module
-    """The table of parameters, from the checkout and not from what is installed; it needs nothing else."""
-    spec = importlib.util.spec_from_file_location(
-        "flashrt_parameters", ROOT / "flashrt_ros/nodes/parameters.py"
-    )
+def load(path: str):  # noqa: ANN201 - a module
+    """A module of the package, from the checkout and not from what is installed; it needs nothing else."""
+    spec = importlib.util.spec_from_file_location(f"flashrt_{Path(path).stem}", ROOT / path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -39,9 +38,9 @@ def parameters_page(parameters) -> str:  # noqa: ANN001 - a module
     """The tables of all nodes."""
     parts = [
         "# Parameters\n",
-        "Made by tools/make_reference.py from `flashrt_ros/nodes/parameters.py`. Live parameters take effect while the "
-        "node runs;\nthe others at the next configure, or at the next start. An integer is taken for a double; what is "
-        "out of range is\nrefused with the range.\n",
+        "Made by tools/make_reference.py from `flashrt_ros/control/parameters.py`. Live parameters take effect while "
+        "the node runs;\nthe others at the next configure, or at the next start. An integer is taken for a "
+        "double; what is out of range is\nrefused with the range.\n",
     ]
     for node in parameters.NODES:
         parts += [f"## {node}\n", parameters.markdown_table(node)]
@@ -57,13 +56,54 @@ def messages_page() -> str:
     return "\n".join(parts)
 
 
+def cli_page(cli) -> str:  # noqa: ANN001 - a module
+    """A section for each subcommand of `flashrt`."""
+    parts = [
+        "# The flashrt command\n",
+        "Made by tools/make_reference.py from `flashrt_ros/cli.py`. Every command ends with exit code 0, 1 after an "
+        "error that is\ntold in one line, or 2 for a wrong usage. `flashrt COMMAND --help` says the same.\n",
+    ]
+    (commands,) = (
+        action
+        for action in cli.build_parser()._actions
+        if isinstance(action, argparse._SubParsersAction)
+    )
+    for choice in commands._choices_actions:
+        parser = commands.choices[choice.dest]
+        given = [action for action in parser._actions if action.dest != "help"]
+        positional = [_argument_name(action) for action in given if not action.option_strings]
+        usage = " ".join(["flashrt", choice.dest, *positional, "[options]"])
+        parts += [f"## flashrt {choice.dest}\n", f"{choice.help[0].upper()}{choice.help[1:]}.\n"]
+        parts += [f"```\n{usage}\n```\n", "| argument | default | meaning |\n|---|---|---|"]
+        parts += [_argument_row(action) for action in given]
+        parts.append("")
+    return "\n".join(parts)
+
+
+def _argument_name(action: argparse.Action) -> str:
+    name = action.metavar or action.dest
+    return f"{name} [{name} …]" if action.nargs == "+" and not action.option_strings else name
+
+
+def _argument_row(action: argparse.Action) -> str:
+    name = ", ".join(action.option_strings) or _argument_name(action)
+    if action.option_strings and action.nargs != 0:
+        name += f" {action.metavar or action.dest.upper()}" if not action.choices else ""
+    silent = action.default is None or action.nargs == 0 or action.default in ([], "")
+    default = "" if silent else f"`{action.default}`"
+    choices = " or ".join(f"`{choice}`" for choice in action.choices or ())
+    meaning = "; ".join(filter(None, [action.help or "", choices]))
+    return f"| `{name}` | {default} | {meaning} |"
+
+
 def pages() -> dict[str, str]:
     """Text by path in the tree."""
-    parameters = load_parameters()
+    parameters = load("flashrt_ros/control/parameters.py")
     return {
         "config/policy.yaml": policy_yaml(parameters),
         "docs/parameters.md": parameters_page(parameters),
         "docs/messages.md": messages_page(),
+        "docs/cli.md": cli_page(load("flashrt_ros/cli.py")),
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,6 +29,8 @@ class PlayableChunk:
     joint_names: Sequence[str]
     actions: NDArray[np.float32]
     """[horizon, joints]"""
+    end_index: int
+    """Actions from here on are too old to be applied."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,19 +43,37 @@ class DueAction:
     positions: NDArray[np.float32]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stop:
+    """A motion that comes to rest."""
+
+    start_ns: int
+    position: NDArray[np.float64]
+    velocity: NDArray[np.float64]
+    """Per nanosecond."""
+
+    def at(self, passed_ns: int, stop_ns: int) -> NDArray[np.float64]:
+        """Position [joints]; the velocity falls linearly."""
+        return self.position + self.velocity * (passed_ns - passed_ns**2 / (2.0 * stop_ns))
+
+
 class ChunkPlayer:
     """Keeps the newest chunk and gives out each of its actions at most once.
 
     Args:
         joint_names: joints that this player commands, in order; every chunk must name the same ones.
         max_age_ns: an action is not applied when its observation is older than this.
+        stop_ns: how long a motion takes to come to rest when actions run out; 0 holds at the last one.
     """
 
-    def __init__(self, joint_names: Sequence[str], max_age_ns: int) -> None:
+    def __init__(self, joint_names: Sequence[str], max_age_ns: int, stop_ns: int = 0) -> None:
         self._joint_names = list(joint_names)
         self.max_age_ns = max_age_ns
+        self.stop_ns = stop_ns
         self._chunk: PlayableChunk | None = None
         self._next_index = 0
+        self._applied: deque[tuple[int, NDArray[np.float64]]] = deque(maxlen=2)
+        self._stop: _Stop | None = None
         self.accepted = 0
         self.refused: Counter[str] = Counter()
         """Chunks that were not taken, by reason."""
@@ -85,29 +105,48 @@ class ChunkPlayer:
             return None
         if now_ns < chunk.capture_ns:
             self._chunk = None
-            return self._hold(HOLD_CLOCK)
+            return self._hold(HOLD_CLOCK, now_ns)
         if now_ns - chunk.capture_ns > self.max_age_ns:
-            return self._hold(HOLD_STALE)
+            return self._hold(HOLD_STALE, now_ns)
         index = (now_ns - chunk.planned_start_ns) // chunk.period_ns
-        if index >= len(chunk.actions) and self._next_index >= len(chunk.actions):
-            return self._hold(HOLD_EXHAUSTED)
-        index = min(index, len(chunk.actions) - 1)
+        if index >= chunk.end_index and self._next_index >= chunk.end_index:
+            return self._hold(HOLD_EXHAUSTED, now_ns)
+        index = min(index, chunk.end_index - 1)
         if index < self._next_index:
             return None
         self._next_index = index + 1
         self.hold_reason = ""
-        return DueAction(
-            chunk_id=chunk.chunk_id,
-            action_index=index,
-            planned_ns=chunk.planned_start_ns + index * chunk.period_ns,
-            positions=chunk.actions[index],
-        )
+        self._stop = None
+        planned_ns = chunk.planned_start_ns + index * chunk.period_ns
+        self._applied.append((planned_ns, chunk.actions[index].astype(np.float64)))
+        return DueAction(chunk.chunk_id, index, planned_ns, chunk.actions[index])
 
-    def _hold(self, reason: str) -> DueAction | None:
+    def stopping(self, now_ns: int) -> NDArray[np.float64] | None:
+        """Where a motion that ran out of actions is to be now, [joints]; None when nothing is to be commanded.
+
+        Not an action of any chunk: nothing is reported for it.
+        """
+        if self._stop is None:
+            return None
+        stop, passed_ns = self._stop, now_ns - self._stop.start_ns
+        if passed_ns >= self.stop_ns:
+            self._stop = None
+        return stop.at(min(max(0, passed_ns), self.stop_ns), self.stop_ns)
+
+    def _hold(self, reason: str, now_ns: int) -> DueAction | None:
         if self.hold_reason != reason:
             self.holds[reason] += 1
+            if not self.hold_reason:
+                self._begin_stop(now_ns)
         self.hold_reason = reason
         return None
+
+    def _begin_stop(self, now_ns: int) -> None:
+        if not self.stop_ns or len(self._applied) < 2:
+            return
+        (before_ns, before), (last_ns, last) = self._applied
+        if before_ns < last_ns <= now_ns < last_ns + self.stop_ns:
+            self._stop = _Stop(last_ns, last, (last - before) / (last_ns - before_ns))
 
     def _why_not(self, chunk: PlayableChunk, now_ns: int) -> str:
         if list(chunk.joint_names) != self._joint_names:
@@ -120,8 +159,10 @@ class ChunkPlayer:
         # A chunk id that starts again at 1 is a policy that was restarted: its captures are newer.
         if current is not None and chunk.capture_ns <= current.capture_ns <= now_ns:
             return "older"
-        end_ns = chunk.planned_start_ns + len(chunk.actions) * chunk.period_ns
-        if chunk.first_valid_index >= len(chunk.actions) or end_ns <= now_ns:
+        if not 0 < chunk.end_index <= len(chunk.actions):
+            return "shape"
+        end_ns = chunk.planned_start_ns + chunk.end_index * chunk.period_ns
+        if chunk.first_valid_index >= chunk.end_index or end_ns <= now_ns:
             return "all_past"
         if now_ns - chunk.capture_ns > self.max_age_ns:
             return "stale"

@@ -5,18 +5,22 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flashrt_ros.control.policy import Policy, PolicySpec
+from flashrt_ros.control.observer import Settings
+from flashrt_ros.control.policy import Denoising, Policy, PolicySpec
 from flashrt_ros.control.robot import Robot, RobotError
+from flashrt_ros.control.seams import SeamKind
+from flashrt_ros.control.warm_start import WarmStart
 from flashrt_ros.observation.frame import Observation, Role
 
 if TYPE_CHECKING:  # torch is imported by those who run a checkpoint only
+    from flashrt_ros.models.policy import FlowPolicy
     from flashrt_ros.runtime.build import Runtime, Selection
     from flashrt_ros.runtime.engine import FlowEngine
     from flashrt_ros.runtime.launcher import Unbuilt
@@ -52,6 +56,24 @@ class PolicySettings:
     """Kernels by the `verdicts` that are kept, by a selection `now` where there are none, or `off`."""
     unbuilt_shape: Unbuilt = "build"
     """A call of a shape that was not built: `build` it then, or `refuse`."""
+    warm_start: bool = False
+    """Build for warm starts, too, of `warm_steps` from flow time 1 - `warm_alpha`."""
+    warm_steps: int = 1
+    warm_alpha: float = 0.5
+    seam: str = SeamKind.REPLACE.value
+    """Of chunks; `rtc` guides their denoising."""
+
+    @property
+    def flows(self) -> tuple[tuple[int, float], ...]:
+        """Denoising steps and start time of each kind of call: cold, and warm where there are warm starts."""
+        cold = (self.steps, 1.0)
+        warm = WarmStart(self.warm_start, self.warm_steps, self.warm_alpha)
+        return (cold, (warm.steps, warm.start_time)) if warm.enabled else (cold,)
+
+
+def policy_settings(values: Settings) -> PolicySettings:
+    """Settings of the policy from the parameters of the policy node, whoever holds them."""
+    return PolicySettings(**{field.name: values[field.name] for field in fields(PolicySettings)})
 
 
 def build_policy(
@@ -116,6 +138,8 @@ class CheckpointPolicy:
         )
         self._robot = robot
         self._steps = settings.steps
+        self._seed = settings.seed
+        self._generator = torch.Generator()
         processor = policy.processor
         fed = [camera.feature for camera in robot.cameras]
         unknown = [feature for feature in fed if feature not in processor.cameras]
@@ -146,6 +170,11 @@ class CheckpointPolicy:
         )
 
     @property
+    def network(self) -> FlowPolicy:
+        """What computes."""
+        return self._engine.policy
+
+    @property
     def spec(self) -> PolicySpec:
         """Constant."""
         return self._spec
@@ -156,21 +185,71 @@ class CheckpointPolicy:
         return self._engine
 
     def infer(self, observation: Observation, instruction: str) -> NDArray[np.float32]:
-        """Denoise one chunk; float32 [horizon, joints], robot units. A view that is absent is masked."""
+        """Denoise one chunk from noise; float32 [horizon, joints], robot units. A view that is absent is masked."""
+        self.encode(observation, instruction)
+        return self.decode(self.denoise(None, Denoising(self._steps)), observation)
+
+    def encode(self, observation: Observation, instruction: str) -> None:
+        """Bring the prefix up to date: views by the contract's features, state and prompt. The engine keeps it.
+
+        The noise that follows depends on the seed and the observation's stamp alone, not on how many were inferred
+        before: a replay that drops other observations than the run did still draws the same for the same observation.
+        """
+        self._generator.manual_seed(noise_seed(self._seed, observation.frame_set.stamp_ns))
         images = {
             camera.feature: observation.images[camera.name]
             for camera in self._robot.cameras
             if camera.name in observation.images
         }
-        state = self._robot.to_policy(observation.joint_positions).astype(np.float32)
-        actions = self._engine.infer(images, state, instruction, steps=self._steps)
+        self._engine.observe(images, self._state(observation.joint_positions), instruction)
+
+    def denoise(self, context: None, request: Denoising) -> NDArray[np.float32]:
+        """Normalised actions, float32 [horizon, action_dim of the network]."""
+        asked = request.guidance
+        guidance = None
+        if asked is not None:
+            guidance = self.network.guidance(asked.target, asked.weights, asked.strengths)
+        actions = self._engine.denoise(
+            steps=request.steps,
+            start_time=request.start_time,
+            initial=request.initial,
+            generator=self._generator,
+            guidance=guidance,
+        )
+        numbers: NDArray[np.float32] = actions.numpy()
+        return numbers
+
+    def decode(
+        self, normalized: NDArray[np.float32], observation: Observation
+    ) -> NDArray[np.float32]:
+        """Absolute positions in robot units, float32 [horizon, joints]."""
+        state = self._state(observation.joint_positions)
+        actions = self.network.processor.finish(normalized, state)
         return self._robot.from_policy(actions).astype(np.float32)
+
+    def rebase(
+        self,
+        normalized: NDArray[np.float32],
+        old_positions: NDArray[np.float64],
+        new_positions: NDArray[np.float64],
+    ) -> NDArray[np.float32]:
+        """Relative actions of a checkpoint as seen from another joint position; others as they are."""
+        old, new = self._state(old_positions), self._state(new_positions)
+        return self.network.processor.rebase(normalized, old, new).astype(np.float32, copy=False)
+
+    def _state(self, positions: NDArray[np.float64]) -> NDArray[np.float32]:
+        return self._robot.to_policy(positions).astype(np.float32)
 
     def check_instruction(self, instruction: str) -> None:
         """Any text will do."""
 
     def reset(self) -> None:
         """Nothing is carried over between chunks."""
+
+
+def noise_seed(seed: int, stamp_ns: int) -> int:
+    """Seed of the noise for the observation of a stamp [ns]."""
+    return int(np.random.SeedSequence((seed, stamp_ns)).generate_state(1)[0])
 
 
 def _engine_settings(settings: PolicySettings, robot: Robot, image_size: int) -> EngineSettings:
@@ -183,9 +262,9 @@ def _engine_settings(settings: PolicySettings, robot: Robot, image_size: int) ->
             for camera in robot.cameras
         },
         optional=frozenset(c.feature for c in robot.cameras if c.role is Role.OPTIONAL),
-        flows=((settings.steps, 1.0),),
+        flows=settings.flows,
+        guided=settings.seam == SeamKind.RTC.value,
         unbuilt=settings.unbuilt_shape,
-        seed=settings.seed,
     )
 
 

@@ -6,8 +6,10 @@ it is read or checked against a policy, not at the first action.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -84,6 +86,11 @@ class Robot:
         return [joint.name for joint in self.joints]
 
     @property
+    def sha256(self) -> str:
+        """SHA-256 of everything that the contract says, whatever its file looks like."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+    @property
     def period_ns(self) -> int:
         """Time between two actions [ns]."""
         return round(self.period_s * 1e9)
@@ -97,6 +104,10 @@ class Robot:
     def max_velocity(self) -> NDArray[np.float64]:
         """Float64 [joints], units per second."""
         return np.array([joint.max_velocity for joint in self.joints])
+
+    def max_step(self) -> NDArray[np.float64]:
+        """Largest change from one action to the next, float64 [joints], units."""
+        return self.max_velocity() * self.period_s
 
     def to_policy(self, positions: NDArray[np.floating]) -> NDArray[np.float64]:
         """Robot units to policy units, [..., joints]."""

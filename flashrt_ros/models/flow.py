@@ -53,6 +53,25 @@ class Step:
     v_t: Tensor  # float32 [H, A]
 
 
+@dataclass(frozen=True)
+class Guidance:
+    """What the flow is drawn to on its way: real-time chunking with the identity for the Jacobian.
+
+    At each step the end of the flow is foreseen as `x - t * v`, and its weighted error is taken
+    off the velocity: `v -= strength * weight * (target - (x - t * v))`. As in LeRobot; the paper
+    (Black et al. 2025, arXiv 2506.07339) multiplies the error by the network's Jacobian instead.
+    """
+
+    target: Tensor  # float32 [H, A], normalised actions
+    weights: Tensor  # float32 [H], 0 leaves an action free
+    strengths: Sequence[float]  # one for each step
+
+    def __call__(self, step: int, time: float, x: Tensor, v: Tensor) -> Tensor:
+        """The guided velocity at step `step`, flow time `time`; x and v float32 [H, A]."""
+        error = self.target - (x - time * v)
+        return v - self.strengths[step] * self.weights[:, None] * error
+
+
 def uniform_times(steps: int, start_time: float = 1.0) -> tuple[float, ...]:
     """Times of `steps` evaluations from `start_time` down to zero, equally spaced, zero left out.
 
@@ -152,13 +171,18 @@ def denoise(
     x: Tensor,
     flow: FlowTimes,
     trace: list[Step] | None = None,
+    guidance: Guidance | None = None,
 ) -> Tensor:
     """Flow `x`, float32 [H, A] at time `flow.times[0]`, to normalised actions, float32 [H, A].
 
-    Where the first time is 1, `x` is noise alone. `trace` receives every step.
+    Where the first time is 1, `x` is noise alone. `trace` receives every step, with its guided
+    velocity where there is guidance.
     """
-    for time, size, term in zip(flow.times, flow.step_sizes, flow.terms, strict=True):
+    steps = zip(flow.times, flow.step_sizes, flow.terms, strict=True)
+    for index, (time, size, term) in enumerate(steps):
         v = velocity(w, config, prefix, x, term)
+        if guidance is not None:
+            v = guidance(index, time, x, v)
         if trace is not None:
             trace.append(Step(time, x, v))
         x = x + size * v

@@ -21,7 +21,7 @@ from torch import Tensor
 from flashrt_ros.models import flow, gemma, siglip
 from flashrt_ros.models.checkpoint import CheckpointError, load_weights, open_checkpoint
 from flashrt_ros.models.config import ModelConfig
-from flashrt_ros.models.flow import FlowTimes, Step
+from flashrt_ros.models.flow import FlowTimes, Guidance, Step
 from flashrt_ros.models.gemma import PrefixCache
 from flashrt_ros.models.processing import (
     ModelInputs,
@@ -226,10 +226,24 @@ class FlowPolicy:
 
     @torch.no_grad()
     def denoise(
-        self, prefix: PrefixCache, x: Tensor, times: FlowTimes, trace: list[Step] | None = None
+        self,
+        prefix: PrefixCache,
+        x: Tensor,
+        times: FlowTimes,
+        trace: list[Step] | None = None,
+        guidance: Guidance | None = None,
     ) -> Tensor:
         """Flow x, the state at `times.times[0]`, to normalised actions; see `flow.denoise`."""
-        return flow.denoise(self.weights, self.config, prefix, x, times, trace)
+        return flow.denoise(self.weights, self.config, prefix, x, times, trace, guidance)
+
+    def guidance(
+        self, target: ArrayLike | Tensor, weights: ArrayLike, strengths: Sequence[float]
+    ) -> Guidance:
+        """Guidance on the network's device: target [horizon, action_dim], weights [horizon]."""
+        rows = torch.as_tensor(weights, dtype=torch.float32, device=self.device)
+        if tuple(rows.shape) != (self.config.horizon,):
+            raise ValueError(f"weights: expected [{self.config.horizon}], found {list(rows.shape)}")
+        return Guidance(self._actions("target", target, self.device), rows, tuple(strengths))
 
     def _actions(self, name: str, values: ArrayLike | Tensor, device: torch.device) -> Tensor:
         tensor = torch.as_tensor(values, dtype=torch.float32, device=device)

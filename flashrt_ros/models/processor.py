@@ -21,7 +21,7 @@ from flashrt_ros.models.errors import MissingTokenizerError, ProcessingError
 from flashrt_ros.models.images import PrepareImage
 from flashrt_ros.models.prompt import PromptFormat
 from flashrt_ros.models.tokenizer import WHERE_TO_GET_IT, Tokenizer
-from flashrt_ros.models.transforms import Absolute, Floats, Scale
+from flashrt_ros.models.transforms import Absolute, AddState, Floats, Scale
 
 FILE_NAME = "processing.json"
 _FORMAT = 1
@@ -188,6 +188,28 @@ class Processor:
         if self.absolute is not None:
             actions = self.absolute(actions, self._base(state))
         return actions.astype(np.float32)
+
+    def rebase(
+        self, actions_normalized: ArrayLike, old_state: ArrayLike, new_state: ArrayLike
+    ) -> Floats:
+        """Network output that belongs to one raw state → the same actions as seen from another.
+
+        Joints relative to the state keep their absolute positions, up to rounding; everything else
+        stays bit for bit: absolute joints, velocities, and the numbers beyond the robot's
+        dimensions. float32 [H, >= action_dim].
+        """
+        moved = np.array(actions_normalized, np.float32)
+        if not isinstance(self.absolute, AddState):
+            return moved
+        inside = moved[:, : self.action_dim]
+        relative = np.array(self.absolute.mask)
+        actions = self.absolute.rebase(
+            self.actions.unnormalize(inside).astype(np.float64),
+            self._base(old_state).astype(np.float64),
+            self._base(new_state).astype(np.float64),
+        )
+        inside[:, relative] = self.actions.normalize(actions)[:, relative]
+        return moved
 
     def chain(self) -> list[str]:
         """One line per step, in the order in which they run."""

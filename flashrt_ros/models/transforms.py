@@ -170,6 +170,10 @@ class AddState:
         """Actions [H, A] relative to base [A] → absolute [H, A]."""
         return actions + np.where(self.mask, base, 0).astype(actions.dtype)
 
+    def rebase(self, actions: Floats, old_base: Floats, new_base: Floats) -> Floats:
+        """Actions [H, A] relative to one base [A] → the same positions relative to another."""
+        return actions + np.where(self.mask, old_base - new_base, 0).astype(actions.dtype)
+
     def __str__(self) -> str:
         return f"relative → absolute: + state {describe_mask(self.mask)}"
 

@@ -5,28 +5,35 @@ from __future__ import annotations
 import json
 import sys
 
-from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+import numpy as np
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from rclpy.node import Node
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64MultiArray
 
+from flashrt_ros.control.parameters import ACTION_PLAYER
 from flashrt_ros.control.player import ChunkPlayer
 from flashrt_ros.control.robot import find_robot, load_robot
 from flashrt_ros.msg import ActionApplied, ActionChunk
 from flashrt_ros.nodes.base import RELIABLE, Parameters, run, to_time
-from flashrt_ros.nodes.messages import applied_message, command_message, playable_chunk
-from flashrt_ros.nodes.parameters import ACTION_PLAYER
+from flashrt_ros.nodes.messages import (
+    applied_message,
+    command_message,
+    diagnostic_status,
+    playable_chunk,
+)
 from flashrt_ros.nodes.policy_diagnostics import COUNTS_KEY
 
 
 class ActionPlayer(Node):
-    """Commands on `~/command`, reports on `~/action_applied`; holds by sending nothing new."""
+    """Commands on `~/command`, reports on `~/action_applied`; holds by sending nothing new, at once or after a stop."""
 
     def __init__(self) -> None:
         super().__init__("action_player")
         self._settings = Parameters(self, ACTION_PLAYER)
         robot = load_robot(find_robot(self._settings["robot"]))
         self._names = robot.joint_names
+        self._limits = robot.limits()
         self._player = ChunkPlayer(self._names, self._settings.ns("max_age_ms"))
         self._told = ""
         self._interface = self._settings["interface"]
@@ -58,6 +65,7 @@ class ActionPlayer(Node):
 
     def _tick(self) -> None:
         self._player.max_age_ns = self._settings.ns("max_age_ms")
+        self._player.stop_ns = self._settings.ns("stop_ms")
         now_ns = self._now_ns()
         action = self._player.due(now_ns)
         if self._player.hold_reason != self._told:
@@ -67,10 +75,11 @@ class ActionPlayer(Node):
             else:
                 self.get_logger().info("actions flow again")
         if action is None:
+            stopping = self._player.stopping(now_ns)
+            if stopping is not None:
+                self._command(np.clip(stopping, *self._limits), now_ns)
             return
-        self._commands.publish(
-            command_message(self._interface, self._names, action.positions, to_time(now_ns))
-        )
+        self._command(action.positions, now_ns)
         self._applied.publish(
             applied_message(
                 action.chunk_id,
@@ -82,6 +91,11 @@ class ActionPlayer(Node):
             )
         )
 
+    def _command(self, positions: np.ndarray, now_ns: int) -> None:
+        self._commands.publish(
+            command_message(self._interface, self._names, positions, to_time(now_ns))
+        )
+
     def _publish_diagnostics(self) -> None:
         player = self._player
         counts = {
@@ -90,11 +104,11 @@ class ActionPlayer(Node):
             "holds": dict(player.holds),
         }
         held = bool(player.hold_reason)
-        status = DiagnosticStatus(
-            level=DiagnosticStatus.WARN if held else DiagnosticStatus.OK,
-            name=self.get_fully_qualified_name().lstrip("/"),
-            message=f"holding: {player.hold_reason}" if held else "playing",
-            values=[KeyValue(key=COUNTS_KEY, value=json.dumps(counts))],
+        status = diagnostic_status(
+            DiagnosticStatus.WARN if held else DiagnosticStatus.OK,
+            self.get_fully_qualified_name().lstrip("/"),
+            f"holding: {player.hold_reason}" if held else "playing",
+            {COUNTS_KEY: json.dumps(counts)},
         )
         message = DiagnosticArray(status=[status])
         message.header.stamp = to_time(self._now_ns())

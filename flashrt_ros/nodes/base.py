@@ -24,7 +24,7 @@ from rclpy.parameter import Parameter as RosParameter
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
 from rclpy.signals import SignalHandlerOptions
 
-from flashrt_ros.nodes.parameters import Parameter
+from flashrt_ros.control.parameters import Parameter, duration_ns
 
 _SIGNAL_PERIOD_S = 0.2
 
@@ -48,11 +48,6 @@ def sensor_qos(depth: int, *, reliable: bool = False) -> QoSProfile:
         depth=depth,
         reliability=ReliabilityPolicy.RELIABLE if reliable else ReliabilityPolicy.BEST_EFFORT,
     )
-
-
-def to_ns(stamp: Time | Duration) -> int:
-    """Nanoseconds of a stamp or duration message."""
-    return int(stamp.sec) * 1_000_000_000 + int(stamp.nanosec)
 
 
 def to_time(ns: int) -> Time:
@@ -110,7 +105,7 @@ class Parameters:
 
     def ns(self, name: str) -> int:
         """A duration parameter in nanoseconds, by the unit in its name (`_ms` or `_s`)."""
-        return round(self[name] * (1e6 if name.endswith("_ms") else 1e9))
+        return duration_ns(name, self[name])
 
     def _pre_set(self, changes: Sequence[Any]) -> list[Any]:
         """An integer given for a double becomes one, so that `ros2 param describe` and `dump` show a double."""
@@ -192,12 +187,18 @@ def prepare_process() -> None:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
 
 
-def run(make_node: Callable[[], Any], *, threads: int = 1) -> int:
+def run(
+    make_node: Callable[[], Any],
+    *,
+    threads: int = 1,
+    until: Callable[[Any], bool] = lambda node: False,
+) -> int:
     """Run one node until SIGINT or SIGTERM; then its `close` is called while it can still publish.
 
     Args:
         make_node: the node's class. A ValueError, OSError or ImportError that it raises is told in one line.
         threads: of the executor.
+        until: asked of the node a few times a second; it ends when this holds.
 
     Returns:
         Exit code: 0, or 1 where the node could not be made.
@@ -219,7 +220,7 @@ def run(make_node: Callable[[], Any], *, threads: int = 1) -> int:
         )
         executor.add_node(node)
         try:
-            while not stopping.is_set():
+            while not stopping.is_set() and not until(node):
                 executor.spin_once(timeout_sec=_SIGNAL_PERIOD_S)
         finally:
             if threads > 1:

@@ -6,18 +6,13 @@ same methods, so that the rest of the package does not care.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from rclpy.node import Node
 
-from flashrt_ros.nodes.base import to_ns
-from flashrt_ros.nodes.images import check_image
-from flashrt_ros.observation.frame import Frame, FrameSet
-from flashrt_ros.observation.gaps import GapCounter
-from flashrt_ros.observation.pixels import ImageError
-from flashrt_ros.observation.synchronizer import FrameFates, Synchronizer
+from flashrt_ros.observation.frame import FrameSet
+from flashrt_ros.observation.intake import FrameIntake
 
 try:
     from message_filters import SimpleFilter, Subscriber
@@ -53,72 +48,30 @@ except ImportError:
 class CameraSynchronizer(SimpleFilter):
     """Synchronises image messages by capture stamp and signals each `FrameSet`.
 
-    The lock guards the queues alone and is released before anybody's callback runs; a callback that raises is logged
-    and hurts nobody else.
+    No lock is held while anybody's callback runs; a callback that raises is logged and hurts nobody else.
 
     Args:
         node: for its clock and logger.
         inputs: filter of each camera's image messages, by camera name.
-        synchronizer: what matches; its cameras are the keys of `inputs`.
-        gaps: counter of the frames lost before this node, by camera.
+        intake: what checks, counts and matches; its cameras are the keys of `inputs`.
     """
 
-    def __init__(
-        self,
-        node: Node,
-        inputs: Mapping[str, SimpleFilter],
-        synchronizer: Synchronizer,
-        gaps: Mapping[str, GapCounter],
-    ) -> None:
+    def __init__(self, node: Node, inputs: Mapping[str, SimpleFilter], intake: FrameIntake) -> None:
         super().__init__()
         self._clock = node.get_clock()
         self._logger = node.get_logger()
-        self._synchronizer = synchronizer
-        self._gaps = gaps
-        self._lock = threading.Lock()
+        self._intake = intake
         for camera, source in inputs.items():
             source.registerCallback(self.add, camera)
 
     def add(self, message: Any, camera: str) -> None:
         """Take one image message of a camera."""
-        receive_ns = self._clock.now().nanoseconds
-        capture_ns = to_ns(message.header.stamp)
-        try:
-            check_image(message)
-        except ImageError as error:
-            with self._lock:
-                self._synchronizer.reject(camera, error.reason)
-            self._logger.warning(f"camera {camera}: {error}", throttle_duration_sec=1.0)
-            return
-        with self._lock:
-            self._gaps[camera].add(capture_ns)
-            rejected_before = self._synchronizer.rejected(camera)
-            frame_set = self._synchronizer.add(Frame(camera, capture_ns, receive_ns, message))
-            rejected = self._synchronizer.rejected(camera) > rejected_before
-        if rejected:
-            self._logger.warning(
-                f"camera {camera}: frame stamped {capture_ns / 1e9:.3f} s, received "
-                f"{receive_ns / 1e9:.3f} s, was rejected (zero, repeated, ahead of the clock, or the clock "
-                "jumped back): check the driver's stamps",
-                throttle_duration_sec=1.0,
-            )
+        receive_ns = int(self._clock.now().nanoseconds)
+        frame_set, complaint = self._intake.add(camera, message, receive_ns)
+        if complaint:
+            self._logger.warning(complaint, throttle_duration_sec=1.0)
         if frame_set is not None:
             self._signal(frame_set)
-
-    def reset(self, reason: str) -> None:
-        """Empty the queues."""
-        with self._lock:
-            self._synchronizer.reset(reason)
-
-    def fates(self) -> dict[str, FrameFates]:
-        """What became of every frame, by camera."""
-        with self._lock:
-            return self._synchronizer.fates()
-
-    def lost(self) -> dict[str, int]:
-        """Frames lost before this node, by camera."""
-        with self._lock:
-            return {camera: gap.lost for camera, gap in self._gaps.items()}
 
     def _signal(self, frame_set: FrameSet) -> None:
         for callback, args in list(self.callbacks.values()):

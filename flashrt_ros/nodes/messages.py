@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import array
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from builtin_interfaces.msg import Time
+from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64MultiArray, Header
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
@@ -16,10 +18,10 @@ from flashrt_ros.control.player import PlayableChunk
 from flashrt_ros.control.robot import Robot
 from flashrt_ros.msg import ActionAge as ActionAgeMessage
 from flashrt_ros.msg import ActionApplied, ActionChunk, CameraStamp
-from flashrt_ros.nodes.base import to_duration, to_ns, to_time
+from flashrt_ros.nodes.base import to_duration, to_time
 from flashrt_ros.observation.ages import ActionAge, ChunkRecord
 from flashrt_ros.observation.frame import Observation
-from flashrt_ros.observation.timeline import Timeline
+from flashrt_ros.observation.timeline import Timeline, to_ns
 
 
 def chunk_message(chunk: Chunk, observation: Observation, robot: Robot) -> ActionChunk:
@@ -41,12 +43,21 @@ def chunk_message(chunk: Chunk, observation: Observation, robot: Robot) -> Actio
     message.period = to_duration(inference.period_ns)
     message.joint_names = robot.joint_names
     message.horizon = chunk.horizon
-    message.actions = array.array("f", inference.actions.tobytes())
+    message.actions = array.array("f", chunk.actions.tobytes())
     message.first_valid_index = chunk.first_valid_index
+    message.end_index = chunk.end_index
     message.instruction = inference.instruction
     message.steps = inference.steps
     message.warm_start = inference.warm_start
+    message.divergence = inference.divergence
     message.reset_reason = inference.reset_reason
+    message.recovery_ns = chunk.recovery_ns
+    message.deadline_missed = chunk.deadline_missed
+    message.seam = chunk.seam
+    message.executed = inference.executed
+    message.frozen = inference.frozen
+    message.foreseen_delay = to_duration(inference.foreseen_delay_ns)
+    message.clipped = chunk.clipped
     message.plan_id = inference.plan_id
     return message
 
@@ -80,6 +91,7 @@ def chunk_record(message: ActionChunk) -> ChunkRecord:
         period_ns=to_ns(message.period),
         horizon=message.horizon,
         first_valid_index=message.first_valid_index,
+        end_index=message.end_index,
     )
 
 
@@ -103,12 +115,19 @@ def playable_chunk(message: ActionChunk) -> PlayableChunk:
         first_valid_index=message.first_valid_index,
         joint_names=message.joint_names,
         actions=np.frombuffer(message.actions, dtype=np.float32).reshape(-1, joints),
+        end_index=message.end_index,
     )
 
 
-def trajectory_message(chunk: Chunk, robot: Robot, now_ns: int) -> JointTrajectory | None:
-    """The part of a chunk ahead of `now_ns` for a joint_trajectory_controller; None when all of it is past."""
-    positions, velocities, times_ns = trajectory_points(chunk, now_ns)
+def trajectory_message(
+    chunk: Chunk, robot: Robot, now_ns: int, stop_ns: int
+) -> JointTrajectory | None:
+    """The part of a chunk ahead of `now_ns` for a joint_trajectory_controller; None when all of it is past.
+
+    After the last action the motion comes to rest within `stop_ns`, inside the robot's position limits.
+    """
+    positions, velocities, times_ns = trajectory_points(chunk, now_ns, stop_ns)
+    positions = np.clip(positions, *robot.limits())
     if not times_ns:
         return None
     message = JointTrajectory(joint_names=robot.joint_names)
@@ -182,6 +201,18 @@ def age_message(age: ActionAge) -> ActionAgeMessage:
         wait_ns=terms.wait_ns,
         age_ns=age.apply_ns - age.capture_ns,
         apply_source=ActionAgeMessage.MEASURED if age.measured else ActionAgeMessage.PLANNED,
+    )
+
+
+def diagnostic_status(
+    level: Any, name: str, text: str, values: Mapping[str, Any]
+) -> DiagnosticStatus:
+    """DiagnosticStatus with its values as text."""
+    return DiagnosticStatus(
+        level=level,
+        name=name,
+        message=text,
+        values=[KeyValue(key=key, value=str(value)) for key, value in values.items()],
     )
 
 

@@ -10,7 +10,6 @@ import sys
 import threading
 import traceback
 from collections import Counter, deque
-from dataclasses import fields
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray
@@ -25,12 +24,15 @@ from std_msgs.msg import String
 from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
-from flashrt_ros.control.chunk import Start
-from flashrt_ros.control.policies import PolicySettings, build_policy, release_memory
+from flashrt_ros.control.observer import ObservationError
+from flashrt_ros.control.parameters import POLICY
+from flashrt_ros.control.policies import build_policy, policy_settings, release_memory
+from flashrt_ros.control.resets import EPISODE
 from flashrt_ros.control.robot import find_robot, load_robot
+from flashrt_ros.control.runner import PolicyRunner
 from flashrt_ros.control.safety import UnsafeActionError
-from flashrt_ros.control.session import RESET_EPISODE, RESET_HOLD, PolicySession
-from flashrt_ros.msg import ActionChunk
+from flashrt_ros.control.session import PolicySession
+from flashrt_ros.msg import ActionApplied, ActionChunk
 from flashrt_ros.nodes.base import (
     EXECUTOR_THREADS,
     LATCHED,
@@ -39,12 +41,12 @@ from flashrt_ros.nodes.base import (
     run,
     to_time,
 )
-from flashrt_ros.nodes.inputs import ObservationError, ObservationInputs
+from flashrt_ros.nodes.inputs import ObservationInputs
 from flashrt_ros.nodes.messages import chunk_message, hold_message, trajectory_message
-from flashrt_ros.nodes.parameters import POLICY
 from flashrt_ros.nodes.policy_diagnostics import policy_status
 from flashrt_ros.observation.frame import FrameSet
 from flashrt_ros.observation.joint_state import JointStateError
+from flashrt_ros.observation.timeline import to_ns
 
 _WATCH_PERIOD_S = 0.05
 
@@ -61,9 +63,8 @@ class PolicyNode(LifecycleNodeMixin, Node):
         )
         self._session: PolicySession | None = None
         self._inputs: ObservationInputs | None = None
+        self._runner: PolicyRunner | None = None
         self._worker: threading.Thread | None = None
-        self._last_publish_ns = 0
-        self._holding = ""
         self._progress = ""
         self._own_instructions: deque[str] = deque(maxlen=16)
         self.holds: Counter[str] = Counter()
@@ -75,6 +76,9 @@ class PolicyNode(LifecycleNodeMixin, Node):
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", RELIABLE)
         self._instructions = self.create_publisher(String, "~/instruction", LATCHED)
         self.create_subscription(String, "~/instruction", self._on_instruction, LATCHED)
+        self.create_subscription(
+            ActionApplied, "action_player/action_applied", self._on_applied, RELIABLE
+        )
         self.create_service(Trigger, "~/reset", self._on_reset)
         self.create_timer(1.0 / self._settings["diagnostics_rate"], self._publish_diagnostics)
         self.create_timer(_WATCH_PERIOD_S, self._watch)
@@ -97,9 +101,7 @@ class PolicyNode(LifecycleNodeMixin, Node):
             path = find_robot(self._settings["robot"])
             self._tell(f"reading the robot contract {path}")
             robot = load_robot(path)
-            names = [field.name for field in fields(PolicySettings)]
-            chosen = PolicySettings(**{name: self._settings[name] for name in names})
-            policy = build_policy(chosen, robot, progress=self._tell)
+            policy = build_policy(policy_settings(self._settings), robot, progress=self._tell)
             self._session = PolicySession(policy, robot, clock_ns=self._now_ns)
             self._check_parameter("instruction", self._settings["instruction"])
         except Exception as error:
@@ -117,14 +119,15 @@ class PolicyNode(LifecycleNodeMixin, Node):
         try:
             session = self._session
             assert session is not None, "activate comes after configure"
-            session.reset(RESET_EPISODE)
-            self._holding = ""
-            self._last_publish_ns = self._now_ns()
+            session.reset(EPISODE)
             self._inputs = ObservationInputs(self, session.robot, self._settings)
         except Exception as error:
             return self._failed("activate", error)
+        self._runner = PolicyRunner(
+            session, self._inputs.observer, self._settings, self._now_ns(), self.holds
+        )
         self._worker = threading.Thread(
-            target=self._work, args=(session, self._inputs), name="inference", daemon=True
+            target=self._work, args=(self._runner,), name="inference", daemon=True
         )
         self._worker.start()
         self.get_logger().info("active")
@@ -166,7 +169,7 @@ class PolicyNode(LifecycleNodeMixin, Node):
             self.trigger_activate()
 
     def _stop(self) -> None:
-        inputs, self._inputs = self._inputs, None
+        inputs, self._inputs, self._runner = self._inputs, None, None
         if inputs is not None:
             inputs.destroy()
         worker, self._worker = self._worker, None
@@ -183,11 +186,11 @@ class PolicyNode(LifecycleNodeMixin, Node):
 
     # ------------------------------------------------------------ inference
 
-    def _work(self, session: PolicySession, inputs: ObservationInputs) -> None:
+    def _work(self, runner: PolicyRunner) -> None:
         """Infer one set after the other, until the mailbox is closed. Nothing that goes wrong ends the loop."""
-        while (frame_set := inputs.mailbox.take()) is not None:
+        while (frame_set := runner.observer.mailbox.take()) is not None:
             try:
-                self._infer(session, inputs, frame_set)
+                self._infer(runner, frame_set)
             except (ObservationError, UnsafeActionError) as error:
                 self.get_logger().warning(str(error), throttle_duration_sec=1.0)
             except Exception as error:
@@ -197,76 +200,56 @@ class PolicyNode(LifecycleNodeMixin, Node):
                     throttle_duration_sec=1.0,
                 )
 
-    def _infer(
-        self, session: PolicySession, inputs: ObservationInputs, frame_set: FrameSet
-    ) -> None:
-        instruction = self._settings["instruction"]
-        if not instruction:
-            inputs.reject("no_instruction")
+    def _infer(self, runner: PolicyRunner, frame_set: FrameSet) -> None:
+        result = runner.infer(frame_set, self._now_ns())
+        if result is None:
             return
-        if self._now_ns() - frame_set.stamp_ns > self._settings.ns("max_age_ms"):
-            inputs.reject("stale")
-            return
-        observation = inputs.observe(frame_set)
-        session.start = Start(self._settings["start"])
-        inference = session.step(observation, instruction)
+        observation, inference = result
+        session = runner.session
         chunk = session.publish(observation, inference)
         if chunk is None:
             self.get_logger().warning(
-                "every action of a chunk was past before it could be published: inference takes longer than "
-                "the horizon",
+                "every action of a chunk was past or too old before it could be published: inference takes "
+                "longer than the horizon or max_action_age_ms",
                 throttle_duration_sec=1.0,
             )
             return
         self._chunks.publish(chunk_message(chunk, observation, session.robot))
         if not self._settings["dry_run"]:
-            trajectory = trajectory_message(chunk, session.robot, self._now_ns())
+            trajectory = trajectory_message(
+                chunk, session.robot, self._now_ns(), self._settings.ns("stop_ms")
+            )
             if trajectory is not None:
                 self._trajectories.publish(trajectory)
-        self._last_publish_ns = chunk.timeline.publish_ns
-        if self._holding:
+        if runner.published(chunk.timeline.publish_ns):
             self.get_logger().info("chunks flow again")
-            self._holding = ""
 
     # ------------------------------------------------------------ watching
 
     def _watch(self) -> None:
         """Hold the robot when an input fell silent or no chunk came for `max_age_ms`."""
-        session, inputs = self._session, self._inputs
-        if inputs is None or session is None:
+        runner = self._runner
+        if runner is None:
             return
         now_ns = self._now_ns()
-        inputs.watchdog.max_silence_ns = max_age_ns = self._settings.ns("max_age_ms")
-        silent = inputs.watchdog.silent(now_ns)
-        if silent:
-            self._hold(session, inputs, f"silent: {', '.join(silent)}", now_ns)
-        elif self._settings["instruction"] and now_ns - self._last_publish_ns > max_age_ns:
-            self._hold(session, inputs, "no chunk", now_ns)
-
-    def _hold(
-        self, session: PolicySession, inputs: ObservationInputs, reason: str, now_ns: int
-    ) -> None:
-        if self._holding == reason:
+        reason = runner.watch(now_ns)
+        if not reason:
             return
-        self._holding = reason
-        self.holds[reason] += 1
-        session.reset(RESET_HOLD)
         self.get_logger().error(f"holding the robot: {reason}")
         if self._settings["dry_run"]:
             return
         try:
-            positions = inputs.joint_states.nearest(now_ns).positions
+            positions = runner.observer.joint_states.nearest(now_ns).positions
         except JointStateError:
             # Without a position there is nothing to hold at; a controller ends its trajectory at rest by itself.
             return
-        self._trajectories.publish(hold_message(positions, session.robot, now_ns))
+        self._trajectories.publish(hold_message(positions, runner.session.robot, now_ns))
 
     def _on_clock_jump(self, jump: Any) -> None:
         self.incidents["clock_jump"] += 1
         self.get_logger().warning("the clock jumped: what was received before it is dropped")
-        self._last_publish_ns = self._now_ns()
-        if self._inputs is not None:
-            self._inputs.clock_jumped()
+        if self._runner is not None:
+            self._runner.clock_jumped(self._now_ns())
 
     def _publish_diagnostics(self) -> None:
         message = DiagnosticArray()
@@ -277,7 +260,7 @@ class PolicyNode(LifecycleNodeMixin, Node):
             state=state[1],
             active=state[0] == State.PRIMARY_STATE_ACTIVE,
             progress=self._progress,
-            holding=self._holding,
+            holding=self._runner.holding if self._runner is not None else "",
             session=self._session,
             inputs=self._inputs,
             counts={"holds": dict(self.holds), "incidents": dict(self.incidents)},
@@ -308,8 +291,12 @@ class PolicyNode(LifecycleNodeMixin, Node):
         self._instructions.publish(String(data=text))
 
     def _on_instruction(self, message: String) -> None:
-        if message.data in self._own_instructions:
-            self._own_instructions.remove(message.data)
+        own = self._own_instructions
+        if message.data in own:
+            # What we said before it will not come any more: the topic keeps its newest message only. Left in the list,
+            # it would be taken for our own when somebody else says it.
+            while own.popleft() != message.data:
+                pass
             return
         if message.data == self._settings["instruction"]:
             return
@@ -317,13 +304,20 @@ class PolicyNode(LifecycleNodeMixin, Node):
         if not result.successful:
             self.get_logger().error(f"instruction refused, the one before stays: {result.reason}")
 
+    def _on_applied(self, message: ActionApplied) -> None:
+        session = self._session
+        if session is not None:
+            session.report_applied(
+                message.chunk_id, message.action_index, to_ns(message.header.stamp)
+            )
+
     def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         session = self._session
         response.success = session is not None
         if session is None:
             response.message = "not configured: there is nothing to reset"
         else:
-            session.reset(RESET_EPISODE)
+            session.reset(EPISODE)
             response.message = "the next inference starts afresh"
         return response
 

@@ -6,10 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
+from diagnostic_msgs.msg import DiagnosticStatus
 
+from flashrt_ros.control.observer import JOINT_STATES
 from flashrt_ros.control.session import PolicySession
-from flashrt_ros.nodes.inputs import JOINT_STATES, ObservationInputs
+from flashrt_ros.nodes.inputs import ObservationInputs
+from flashrt_ros.nodes.messages import diagnostic_status
 
 COUNTS_KEY = "counts"
 """Key whose value is a JSON object of all counts; the age logger keeps it."""
@@ -44,11 +46,10 @@ def policy_status(
     values = {"state": state}
     if session is not None:
         values["plan"] = session.policy.spec.plan_id
-        counts["resets"] = dict(session.resets)
-        counts["chunks_refused"] = dict(session.refused)
+        counts |= session.counts()
     inputs_status = []
     if inputs is not None:
-        counts |= inputs.counts()
+        counts |= inputs.observer.counts()
         inputs_status = _input_statuses(name, inputs, counts, now_ns)
     values[COUNTS_KEY] = json.dumps(counts, separators=(",", ":"))
     level, text = DiagnosticStatus.OK, progress or state
@@ -56,13 +57,14 @@ def policy_status(
         level, text = DiagnosticStatus.ERROR, f"holding the robot: {holding}"
     elif not active:
         level = DiagnosticStatus.WARN
-    return [_status(level, name, text, values), *inputs_status]
+    return [diagnostic_status(level, name, text, values), *inputs_status]
 
 
 def _input_statuses(
     name: str, inputs: ObservationInputs, counts: Mapping[str, Any], now_ns: int
 ) -> list[DiagnosticStatus]:
-    silent = inputs.watchdog.silent(now_ns)
+    watchdog = inputs.observer.watchdog
+    silent = watchdog.silent(now_ns)
     statuses = []
     for camera, fates in counts["cameras"].items():
         level, text = DiagnosticStatus.OK, "frames arrive"
@@ -70,7 +72,7 @@ def _input_statuses(
         if camera in inputs.incompatible:
             level, text = DiagnosticStatus.ERROR, inputs.incompatible[camera]
         elif camera in silent:
-            silence_ms = (inputs.watchdog.silence_ns(camera, now_ns) or 0) / 1e6
+            silence_ms = (watchdog.silence_ns(camera, now_ns) or 0) / 1e6
             level, text = (
                 DiagnosticStatus.ERROR,
                 f"camera {camera} is silent for {silence_ms:.0f} ms",
@@ -83,21 +85,14 @@ def _input_statuses(
             )
         elif rejected:
             level, text = DiagnosticStatus.WARN, f"{rejected} frames rejected"
-        statuses.append(_status(level, f"{name}: camera {camera}", text, fates))
+        statuses.append(diagnostic_status(level, f"{name}: camera {camera}", text, fates))
     level, text = DiagnosticStatus.OK, "joint states arrive"
     if JOINT_STATES in silent:
         level, text = DiagnosticStatus.ERROR, "joint states are silent"
     elif counts["sets"]["rejected"].get(JOINT_STATES):
         level, text = DiagnosticStatus.WARN, "pictures without a joint state that fits"
     rejected_states = counts["joint_states_rejected"]
-    statuses.append(_status(level, f"{name}: joint states", text, {"rejected": rejected_states}))
-    return statuses
-
-
-def _status(level: Any, name: str, text: str, values: Mapping[str, Any]) -> DiagnosticStatus:
-    return DiagnosticStatus(
-        level=level,
-        name=name,
-        message=text,
-        values=[KeyValue(key=key, value=str(value)) for key, value in values.items()],
+    statuses.append(
+        diagnostic_status(level, f"{name}: joint states", text, {"rejected": rejected_states})
     )
+    return statuses

@@ -14,8 +14,8 @@ import numpy as np
 from rclpy.node import Node
 from sensor_msgs.msg import Image, JointState
 
+from flashrt_ros.control.parameters import SIM_CAMERA
 from flashrt_ros.nodes.base import RELIABLE, Parameters, run, sensor_qos
-from flashrt_ros.nodes.parameters import SIM_CAMERA
 from flashrt_ros.sim.world import BeltWorld
 
 

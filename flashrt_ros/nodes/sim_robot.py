@@ -21,8 +21,9 @@ from sensor_msgs.msg import JointState
 from std_msgs.msg import String
 from trajectory_msgs.msg import JointTrajectory
 
-from flashrt_ros.nodes.base import RELIABLE, Parameters, run, sensor_qos, to_ns, to_time
-from flashrt_ros.nodes.parameters import SIM_ROBOT
+from flashrt_ros.control.parameters import SIM_ROBOT
+from flashrt_ros.nodes.base import RELIABLE, Parameters, run, sensor_qos, to_time
+from flashrt_ros.observation.timeline import to_ns
 from flashrt_ros.sim.world import BeltWorld
 
 

@@ -38,6 +38,8 @@ class ChunkRecord:
     period_ns: int
     horizon: int
     first_valid_index: int
+    end_index: int | None = None
+    """Actions from here on are too old to be applied; None where all may be."""
 
     def planned_ns(self, action_index: int) -> int:
         """When an action is due, ROS time."""
@@ -151,7 +153,9 @@ class AgeJoiner:
                 self._settled[SKIPPED] += 1
             elif newer_ns is not None and planned_ns >= newer_ns - record.period_ns:
                 self._settled[SUPERSEDED] += 1
-            elif self._measured_seen:
+            elif self._measured_seen or (
+                record.end_index is not None and index >= record.end_index
+            ):
                 self._settled[EXPIRED] += 1
             else:
                 self._settled[APPLIED] += 1

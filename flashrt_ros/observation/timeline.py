@@ -8,9 +8,15 @@ All stamps are integer nanoseconds of ROS time, so the sum is exact.
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass
+from typing import Any
 
 TERMS = ("input", "queue", "infer", "output", "wait")
 """Names of the terms, in the order of time."""
+
+
+def to_ns(stamp: Any) -> int:
+    """Nanoseconds of a Time or Duration message, of ROS or read from a bag."""
+    return int(stamp.sec) * 1_000_000_000 + int(stamp.nanosec)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from flashrt_ros.observation.timeline import TERMS
 from flashrt_ros.offline.run_log import AGE_COLUMNS, Run
 
 _WIDTH = 80
+_ROWS_AT_ONCE = 50_000
 _PERCENTILES = {"p50_ms": 50, "p95_ms": 95, "p99_ms": 99, "max_ms": 100}
 
 
@@ -22,12 +23,11 @@ def summarize(run: Run) -> dict[str, Any]:
 
     `terms_off_by_ns` is the largest difference between an age and the sum of its terms: 0.
     """
-    terms = {name: run.column(f"{name}_ns") for name in TERMS}
+    terms = {name: run.ages[f"{name}_ns"] for name in TERMS}
     age_ns = run.age_ns
     total_ns = sum(terms.values(), np.zeros_like(age_ns))
     duration_s = _duration_s(run)
     node, player = _policy_counts(run.fates), _player_counts(run.fates)
-    sets = node.get("sets", {})
     return {
         "log": str(run.path),
         "ended_in_order": run.ended,
@@ -36,48 +36,73 @@ def summarize(run: Run) -> dict[str, Any]:
         "chunks_per_s": len(run.chunks) / duration_s if duration_s else 0.0,
         "sets_per_s": _sets_per_s(run),
         "actions": len(age_ns),
-        "actions_measured": int(run.column("measured").sum()),
+        "actions_measured": int(run.ages["measured"].sum()),
         "terms_off_by_ns": int(np.abs(total_ns - age_ns).max(initial=0)),
-        "age": _percentiles(age_ns),
-        "terms": {name: _percentiles(values) for name, values in terms.items()},
-        "skew": _percentiles(
-            np.array([note["skew_ns"] for note in run.chunk_notes], dtype=np.int64)
-        ),
+        "age": _figures(age_ns),
+        "terms": {name: _figures(values) for name, values in terms.items()},
+        "older_than": _older_than(run),
+        "by_index": _by_index(run),
+        "skew": _figures(run.chunks["skew_ns"]),
         "cameras": node.get("cameras", {}),
         "frames_unexplained": sum(c["unexplained"] for c in node.get("cameras", {}).values()),
         "frames_lost_before": sum(c["lost_before"] for c in node.get("cameras", {}).values()),
-        "sets": sets,
+        "sets": node.get("sets", {}),
         "chunks_refused_by_policy": node.get("chunks_refused", {}),
         "resets": node.get("resets", {}),
         "holds": node.get("holds", {}),
+        "recovery": node.get("recovery", {}),
+        "deadlines_missed": node.get("deadlines_missed", {}),
+        "clipped": node.get("clipped", {}),
         "player": player,
         "action_fates": run.fates.get("age_logger", {}).get("actions", {}),
         "reports_refused": run.fates.get("age_logger", {}).get("reports_refused", {}),
-        "plans": sorted({str(note["plan_id"]) for note in run.chunk_notes}),
-        "instructions": list(dict.fromkeys(str(note["instruction"]) for note in run.chunk_notes)),
+        "plans": sorted(set(run.labels["plan_id"])),
+        "instructions": list(dict.fromkeys(run.labels["instruction"])),
     }
 
 
 def _duration_s(run: Run) -> float:
-    if len(run.chunks) < 2:
-        return 0.0
-    first, last = run.chunks[0].timeline, run.chunks[-1].timeline
-    return (last.publish_ns - first.publish_ns) / 1e9
+    publish_ns = run.chunks["publish_ns"]
+    return float(publish_ns[-1] - publish_ns[0]) / 1e9 if len(publish_ns) > 1 else 0.0
 
 
 def _sets_per_s(run: Run) -> float:
-    """Rate of the sets behind consecutive chunks: the median interval counts, not the pauses."""
-    stamps = np.array([chunk.timeline.capture_ns for chunk in run.chunks], dtype=np.int64)
-    if len(stamps) < 2:
+    """Sets that were inferred, for each second from the first capture to the last."""
+    capture_ns = run.chunks["capture_ns"]
+    if len(capture_ns) < 2:
         return 0.0
-    return float((len(stamps) - 1) / ((stamps[-1] - stamps[0]) / 1e9))
+    return float((len(capture_ns) - 1) / ((capture_ns[-1] - capture_ns[0]) / 1e9))
 
 
-def _percentiles(values_ns: np.ndarray) -> dict[str, float]:
+def _figures(values_ns: np.ndarray) -> dict[str, float]:
+    """Percentiles and mean; zeros without values."""
     if not len(values_ns):
-        return dict.fromkeys(_PERCENTILES, 0.0)
+        return dict.fromkeys((*_PERCENTILES, "mean_ms"), 0.0)
     found = np.percentile(values_ns, list(_PERCENTILES.values()), method="inverted_cdf") / 1e6
-    return dict(zip(_PERCENTILES, found.tolist(), strict=True))
+    figures = dict(zip(_PERCENTILES, found.tolist(), strict=True))
+    return figures | {"mean_ms": float(values_ns.mean()) / 1e6}
+
+
+def _older_than(run: Run) -> dict[str, dict[str, float]]:
+    """How many actions were older than each threshold that the logger had; empty where the log has none."""
+    age_ns = run.age_ns
+    return {
+        name: {"limit_ms": limit_ms, "actions": int((age_ns > limit_ms * 1e6).sum())}
+        for name in ("warn_age_ms", "error_age_ms")
+        if (limit_ms := run.settings.get(name)) is not None
+    }
+
+
+def _by_index(run: Run) -> list[dict[str, float]]:
+    """The age of the actions of each index in their chunk; indices that were never applied are left out."""
+    index, age_ns = run.ages["action_index"], run.age_ns
+    order = np.argsort(index, kind="stable")
+    found, starts = np.unique(index[order], return_index=True)
+    parts = np.split(age_ns[order], starts[1:])
+    return [
+        {"index": int(at), "actions": len(part), **_figures(part)}
+        for at, part in zip(found, parts, strict=False)
+    ]
 
 
 def _policy_counts(fates: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -155,9 +180,20 @@ def _lines(summary: Mapping[str, Any]) -> Iterator[str]:
             f", refused: {refused}" if refused else ""
         )
     yield f"actions  {_counts(summary['action_fates']) or 'none'}"
-    for label, key in (("resets", "resets"), ("holds", "holds")):
+    for label, key in (
+        ("resets", "resets"),
+        ("holds", "holds"),
+        ("clipped", "clipped"),
+        ("ran out", "deadlines_missed"),
+    ):
         if summary[key]:
             yield f"{label:<9}{_counts(summary[key])}"
+    if summary["recovery"]:
+        recovery = summary["recovery"]
+        figures = ", ".join(f"P{q} {recovery[f'p{q}_ms']:.1f}" for q in (50, 95, 99))
+        yield f"recovery {recovery['count']} inferences after a reset: {figures} ms"
+    if not summary["ended_in_order"]:
+        yield "the log ends without its end mark: the logger was killed, or still runs"
 
 
 def _counts(counts: Mapping[str, int]) -> str:
@@ -167,6 +203,8 @@ def _counts(counts: Mapping[str, int]) -> str:
 def write_csv(run: Run, path: Path) -> None:
     """Write one row for each applied action: `AGE_COLUMNS`, then age_ns."""
     with path.open("w", newline="", encoding="utf-8") as file:
-        rows = csv.writer(file)
-        rows.writerow((*AGE_COLUMNS, "age_ns"))
-        rows.writerows(np.column_stack([run.ages, run.age_ns]).tolist())
+        writer = csv.writer(file)
+        writer.writerow((*AGE_COLUMNS, "age_ns"))
+        rows = np.column_stack([run.ages.rows, run.age_ns])
+        for begin in range(0, len(rows), _ROWS_AT_ONCE):
+            writer.writerows(rows[begin : begin + _ROWS_AT_ONCE].tolist())

@@ -11,11 +11,12 @@ T0 = 1_000_000 * MS
 JOINTS = ["a", "b"]
 
 
-def chunk(chunk_id=1, capture_ms=0, horizon=5, first=0, joints=JOINTS, actions=None):
+def chunk(chunk_id=1, capture_ms=0, horizon=5, first=0, joints=JOINTS, actions=None, end=None):
     capture_ns = T0 + capture_ms * MS
     if actions is None:
         actions = np.arange(horizon * 2, dtype=np.float32).reshape(horizon, 2) + 100 * chunk_id
-    return PlayableChunk(chunk_id, capture_ns, capture_ns, 10 * MS, first, joints, actions)
+    end = len(actions) if end is None else end
+    return PlayableChunk(chunk_id, capture_ns, capture_ns, 10 * MS, first, joints, actions, end)
 
 
 def play(player, times_ms):
@@ -90,6 +91,10 @@ def test_clock_that_jumps_back_holds():
         (chunk(first=5), 0, "all_past"),
         (chunk(), 50, "all_past"),
         (chunk(horizon=5000), 2000, "stale"),
+        (chunk(end=0), 0, "shape"),
+        (chunk(end=6), 0, "shape"),
+        (chunk(first=2, end=2), 0, "all_past"),
+        (chunk(end=2), 20, "all_past"),
     ],
 )
 def test_bad_chunks_are_refused_and_counted(bad, now_ms, reason):
@@ -97,6 +102,36 @@ def test_bad_chunks_are_refused_and_counted(bad, now_ms, reason):
     assert player.accept(bad, T0 + now_ms * MS) == reason
     assert player.refused == {reason: 1}
     assert player.due(T0 + now_ms * MS) is None
+
+
+def test_actions_that_are_too_old_are_not_played():
+    player = ChunkPlayer(JOINTS, 1000 * MS)
+    player.accept(chunk(end=2), T0)
+    assert play(player, range(0, 50, 5)) == [(0, 1, 0), (10, 1, 1)]
+    assert player.hold_reason == "exhausted"
+    assert player.stopping(T0 + 50 * MS) is None
+
+
+def test_motion_comes_to_rest_when_actions_run_out():
+    player = ChunkPlayer(JOINTS, 1000 * MS, stop_ns=40 * MS)
+    player.accept(chunk(), T0)  # the last actions lie 2 apart, 10 ms apart
+    assert len(play(player, range(0, 50, 10))) == 5
+    way = []
+    for now_ms in range(50, 120, 5):
+        assert player.due(T0 + now_ms * MS) is None
+        position = player.stopping(T0 + now_ms * MS)
+        if position is not None:
+            way.append((now_ms, position - chunk().actions[-1]))
+    times = [now_ms for now_ms, _ in way]
+    assert times == [50, 55, 60, 65, 70, 75, 80], "one last command at rest"
+    steps = np.diff([0.0, *(position[0] for _, position in way)])
+    assert np.all(steps >= 0), "never back"
+    assert np.all(np.diff(steps[1:]) < 0), "slower and slower"
+    # 0.2 per ms, falling to 0 in 40 ms: half of 0.2 * 40
+    assert way[-1][1] == pytest.approx([4.0, 4.0])
+    player.accept(chunk(2, capture_ms=121), T0 + 121 * MS)
+    assert play(player, [121]) == [(121, 2, 0)]
+    assert player.stopping(T0 + 122 * MS) is None
 
 
 def test_older_chunk_does_not_replace_a_newer_one():

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from flashrt_ros.control.chunk import Start, first_due_index, trajectory_points
 from flashrt_ros.control.policy import PolicySpec
 from flashrt_ros.control.robot import RobotError, load_robot
-from flashrt_ros.control.safety import UnsafeActionError
+from flashrt_ros.control.safety import Limits, UnsafeActionError
 from flashrt_ros.control.session import PolicySession
+from flashrt_ros.control.settings import SessionSettings
 from flashrt_ros.observation.frame import Frame, FrameSet, Observation
 from flashrt_ros.paths import config_path
 
@@ -55,9 +56,10 @@ def observation(capture_ns=T0, epoch=0):
     return Observation(frames, {}, np.zeros(6), capture_ns, capture_ns + MS)
 
 
-def session(start=Start.ALIGNED, now_ns=T0 + 10 * MS):
+def session(now_ns=T0 + 10 * MS, **settings):
     policy = Answers()
-    return PolicySession(policy, ROBOT, start=start, clock_ns=Clock(now_ns)), policy
+    chosen = SessionSettings(**settings)
+    return PolicySession(policy, ROBOT, chosen, clock_ns=Clock(now_ns)), policy
 
 
 def test_chunk_carries_every_stamp():
@@ -81,7 +83,7 @@ def test_chunk_carries_every_stamp():
 
 
 def test_start_now_plays_from_the_first_action():
-    made, _ = session(Start.NOW)
+    made, _ = session(start=Start.NOW)
     seen = observation()
     chunk = made.publish(seen, made.step(seen, "go"))
     assert chunk.planned_start_ns == chunk.timeline.publish_ns
@@ -99,14 +101,18 @@ def test_row_12_chunk_that_is_all_past_is_not_published():
 
 def test_resets_fire_on_their_trigger_and_only_there():
     made, policy = session()
-    reasons = [made.step(observation(), "go").reset_reason]
-    reasons.append(made.step(observation(), "go").reset_reason)
-    reasons.append(made.step(observation(), "stop").reset_reason)
-    reasons.append(made.step(observation(epoch=1), "stop").reset_reason)
-    reasons.append(made.step(observation(epoch=1), "stop").reset_reason)
+
+    def reason(seen, instruction):
+        inference = made.step(seen, instruction)
+        made.publish(seen, inference)
+        return inference.reset_reason
+
+    reasons = [reason(observation(), "go"), reason(observation(), "go")]
+    reasons.append(reason(observation(), "stop"))
+    reasons += [reason(observation(epoch=1), "stop"), reason(observation(epoch=1), "stop")]
     made.reset("hold")
     made.reset("episode")
-    reasons.append(made.step(observation(epoch=1), "stop").reset_reason)
+    reasons.append(reason(observation(epoch=1), "stop"))
     assert reasons == ["episode", "", "instruction", "clock_jump", "", "hold"]
     assert policy.resets == 4
     assert made.resets == {"episode": 1, "instruction": 1, "clock_jump": 1, "hold": 1}
@@ -134,7 +140,7 @@ def spoil(row, column, value):
     ],
 )
 def test_row_14_unsafe_chunk_is_rejected_whole(actions, reason, message):
-    made, policy = session()
+    made, policy = session(limits=Limits(tolerance=0.0))
     made.step(observation(), "go")
     policy.actions = actions
     with pytest.raises(UnsafeActionError, match=message):
@@ -178,18 +184,33 @@ def test_first_due_index_to_the_nanosecond(elapsed_ns, period_ns, horizon):
         assert T0 + (index - 1) * period_ns < T0 + elapsed_ns
 
 
-@given(st.integers(0, (HORIZON + 2) * ROBOT.period_ns))
-def test_rows_12_and_13_trajectory_lies_ahead(elapsed_ns):
-    made, policy = session()
+@given(
+    st.integers(0, (HORIZON + 2) * ROBOT.period_ns),
+    st.sampled_from([None, 100 * MS]),
+    st.sampled_from([0, 90 * MS]),
+)
+def test_rows_12_and_13_trajectory_lies_ahead(elapsed_ns, max_action_age_ns, stop_ns):
+    made, policy = session(max_action_age_ns=max_action_age_ns, limits=Limits(ease_in_ns=0))
     policy.actions = np.linspace(0, 0.1, HORIZON * 6, dtype=np.float32).reshape(HORIZON, 6)
     seen = observation()
     chunk = made.publish(seen, made.step(seen, "go"))
-    positions, velocities, times_ns = trajectory_points(chunk, T0 + elapsed_ns)
+    end = (
+        HORIZON if max_action_age_ns is None else 4
+    )  # 100 ms is past action 3, due at 99.999999 ms
+    assert chunk.end_index == end
+    positions, velocities, times_ns = trajectory_points(chunk, T0 + elapsed_ns, stop_ns)
     assert all(time_ns > 0 for time_ns in times_ns)
     assert all(b > a for a, b in zip(times_ns, times_ns[1:], strict=False))
     assert len(positions) == len(velocities) == len(times_ns)
-    first = HORIZON - len(times_ns)
-    assert np.array_equal(positions, policy.actions[first:].astype(np.float64))
-    if times_ns:
-        assert T0 + elapsed_ns + times_ns[0] == T0 + first * ROBOT.period_ns
-        assert not velocities[-1].any()
+    if not times_ns:
+        assert elapsed_ns >= (end - 1) * ROBOT.period_ns
+        return
+    stop = 3 if stop_ns else 0  # points until the motion is at rest
+    first = end - (len(times_ns) - stop)
+    assert np.array_equal(positions[: end - first], policy.actions[first:end].astype(np.float64))
+    assert T0 + elapsed_ns + times_ns[0] == T0 + first * ROBOT.period_ns
+    assert not velocities[-1].any()
+    if stop:
+        steps = np.diff(positions[end - first - 1 :, 0])
+        assert np.all(steps > 0)
+        assert np.all(np.diff(steps) < 0), "slower and slower"

@@ -16,6 +16,7 @@ from flashrt_ros.msg import ActionAge, ActionChunk
 from flashrt_ros.offline.run_log import read_run
 
 from ..nodes.graph import ACTIVATE, CONFIGURE, LIMIT_S, Drivers, Graph
+from ..offline.bags import T0, TINY, make_bag
 
 pytestmark = pytest.mark.graph
 
@@ -63,7 +64,7 @@ def test_policy_becomes_active_by_itself(graph, tmp_path):
     interrupt(graph, process, "policy", "age_logger")
     run = read_run(tmp_path / "ages.jsonl")
     assert run.ended
-    assert run.chunks
+    assert len(run.chunks)
 
 
 def test_policy_waits_for_transitions_from_outside(graph):
@@ -98,4 +99,22 @@ def test_demo_ends_after_its_duration(graph, tmp_path):
     check_ended(graph, process, "policy", "age_logger", "sim_camera", "sim_robot")
     run = read_run(tmp_path / "ages.jsonl")
     assert run.ended
-    assert run.chunks
+    assert len(run.chunks)
+
+
+def test_replay_ends_with_its_bag(graph, tmp_path):
+    bag = make_bag(tmp_path / "drive", frames=60)
+    process = launch(
+        graph,
+        "replay.launch.py",
+        bag=bag,
+        checkpoint=TINY,
+        instruction="pick up the cup",
+        log_dir=tmp_path,
+    )
+    check_ended(graph, process, "policy", "age_logger", "action_player", "bag_player")
+    run = read_run(tmp_path / "ages.jsonl")
+    assert run.ended
+    assert len(run.chunks)
+    # Ages of the recording, not of the day on which it is played.
+    assert (run.chunks["capture_ns"] < T0 + 10_000_000_000).all()

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from flashrt_ros.control.parameters import NODES
 from flashrt_ros.demo import DemoSettings
-from flashrt_ros.nodes.parameters import NODES
 from flashrt_ros.paths import config_path, executable_path
 
 ROOT = Path(__file__).resolve().parents[2]
 EXECUTABLES = {
     "policy.launch.py": {"policy", "age_logger"},
     "demo.launch.py": {"action_player", "sim_camera", "sim_robot"},
+    "replay.launch.py": {"action_player", "bag_player", "bag_recorder"},
 }
 
 
@@ -40,7 +41,10 @@ def test_executables_exist():
     policy = [*calls("policy.launch.py", "Node"), *calls("policy.launch.py", "LifecycleNode")]
     started = {
         "policy.launch.py": {keywords(call)["executable"] for call in policy},
-        "demo.launch.py": {call.args[0].value for call in calls("demo.launch.py", "node")},
+        **{
+            file: {call.args[0].value for call in calls(file, "node")}
+            for file in ("demo.launch.py", "replay.launch.py")
+        },
     }
     assert started == EXECUTABLES
     for name in set.union(*started.values()):
@@ -58,7 +62,7 @@ def test_demo_is_the_demo_of_the_command():
     command = {
         name.removesuffix("_s").removesuffix("_m"): parameter.default
         for name, parameter in settings.items()
-        if name not in ("duration_s", "folder", "checkpoint")
+        if name not in ("duration_s", "folder", "checkpoint", "bag", "storage")
     }
     launch = arguments("demo.launch.py")
     assert launch.keys() == command.keys() | {"duration", "params_file"}
@@ -66,7 +70,8 @@ def test_demo_is_the_demo_of_the_command():
         assert type(default)(launch[name]) == default
 
 
-def test_demo_sets_parameters_that_exist():
-    for call in calls("demo.launch.py", "node"):
-        table = {parameter.name for parameter in NODES[call.args[0].value]}
-        assert {keyword.arg for keyword in call.keywords} <= table
+@pytest.mark.parametrize("file", ["demo.launch.py", "replay.launch.py"])
+def test_nodes_get_parameters_that_exist(file):
+    for call in calls(file, "node"):
+        table = {parameter.name for parameter in NODES[call.args[0].value]} | {"use_sim_time"}
+        assert {keyword.arg for keyword in call.keywords if keyword.arg} <= table

@@ -10,6 +10,7 @@ from flashrt_ros.nodes.base import RELIABLE, to_time
 from flashrt_ros.nodes.filters import CameraSynchronizer, SimpleFilter, Subscriber
 from flashrt_ros.observation.frame import CameraRule
 from flashrt_ros.observation.gaps import GapCounter
+from flashrt_ros.observation.intake import FrameIntake
 from flashrt_ros.observation.synchronizer import Synchronizer
 
 pytestmark = pytest.mark.graph
@@ -22,13 +23,16 @@ class Chain:
         self.graph = graph
         self.publishers = {c: node.create_publisher(Image, f"/{c}", RELIABLE) for c in "AB"}
         inputs = {c: Subscriber(node, Image, f"/{c}", qos_profile=RELIABLE) for c in "AB"}
-        self.filter = CameraSynchronizer(
-            node,
-            inputs,
+        self.intake = FrameIntake(
             Synchronizer(
                 [CameraRule("A"), CameraRule("B")], slop_ns=slop_ms * MS, max_future_ns=10**18
             ),
             {c: GapCounter() for c in "AB"},
+        )
+        self.filter = CameraSynchronizer(
+            node,
+            inputs,
+            self.intake,
         )
         self.sets = []
         self.filter.registerCallback(self.sets.append)
@@ -41,7 +45,7 @@ class Chain:
         self.publishers[camera].publish(image)
 
     def received(self):
-        return sum(fates.received for fates in self.filter.fates().values())
+        return sum(fates.received for fates in self.intake.fates().values())
 
     def wait_received(self, count):
         self.graph.wait_for(lambda: self.received() >= count, f"{count} frames")
@@ -81,7 +85,7 @@ def test_row_2_bag_that_loops(graph):
             chain.wait_received(sent)
     assert len(chain.sets) == 3 * 55
     assert sorted({s.epoch for s in chain.sets}) == [0, 1, 2]
-    assert sum(f.unexplained for f in chain.filter.fates().values()) == 0
+    assert sum(f.unexplained for f in chain.intake.fates().values()) == 0
 
 
 def test_row_3_identical_stamps_without_slop(graph):
@@ -102,4 +106,4 @@ def test_rows_4_and_5_over_topics(graph):
     offsets = [(s.stamp_ns - 10**18) // MS for s in chain.sets]
     assert offsets == [0, 40, 74]
     assert [s.skew_ns // MS for s in chain.sets] == [40, 1, 1]
-    assert chain.filter.fates()["B"].late == 1
+    assert chain.intake.fates()["B"].late == 1

@@ -2,24 +2,27 @@
 
 import csv
 import json
+import re
 import subprocess
 import sys
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 pytest.importorskip("rclpy", reason="ROS 2 is not installed")
 
-from diagnostic_msgs.msg import DiagnosticStatus
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from sensor_msgs.msg import JointState
 
 from flashrt_ros.msg import ActionAge, ActionApplied, ActionChunk, AgeStatistics
-from flashrt_ros.nodes.base import sensor_qos, to_ns
+from flashrt_ros.nodes.base import sensor_qos
 from flashrt_ros.observation.ages import FATES
+from flashrt_ros.observation.timeline import to_ns
 from flashrt_ros.offline.run_log import read_run
 from flashrt_ros.paths import config_path, executable_path
 
-from .graph import ACTIVATE, CONFIGURE, counts
+from .graph import ACTIVATE, CONFIGURE, LIMIT_S, counts
 
 pytestmark = pytest.mark.graph
 DEMO = ["--params-file", str(config_path("demo.yaml"))]
@@ -39,9 +42,11 @@ def start_all(graph, max_age_ms=300.0):
     graph.start("sim_robot", *DEMO, "-r", "~/command:=action_player/command")
 
 
-@pytest.mark.parametrize("follow", ["player", "trajectory"])
-def test_demo_ends_by_itself_with_every_figure_accounted_for(tmp_path, follow):
-    ended = flashrt("demo", "--duration", 10, "--json", tmp_path / "out.json", "--follow", follow)
+@pytest.mark.parametrize(("follow", "storage"), [("player", "mcap"), ("trajectory", "sqlite3")])
+def test_demo_ends_by_itself_with_every_figure_accounted_for(tmp_path, follow, storage):
+    bag = tmp_path / "bag"
+    options = ["--json", tmp_path / "out.json", "--follow", follow, "--storage", storage]
+    ended = flashrt("record", bag, "--duration", 10, *options)
     assert ended.returncode == 0, ended.stderr + ended.stdout
     summary = json.loads((tmp_path / "out.json").read_text())
     assert summary["task"]["reached"], ended.stdout
@@ -66,9 +71,26 @@ def test_demo_ends_by_itself_with_every_figure_accounted_for(tmp_path, follow):
     ages_ms = np.array([row["age_ns"] for row in rows]) / 1e6
     assert summary["age"]["p99_ms"] == np.percentile(ages_ms, 99, method="inverted_cdf")
     assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    assert "touch the red block" in (tmp_path / "report.html").read_text()
     assert all(len(line) <= 80 for line in ended.stdout.splitlines() if str(tmp_path) not in line)
     for log in tmp_path.glob("*.log"):
         assert "Traceback" not in log.read_text(), log.read_text()
+    check_recording(bag, summary, tmp_path / "replay")
+
+
+def check_recording(bag, summary, folder):
+    """The circle closes: what the demo recorded replays without ROS, and is what the demo saw and did."""
+    ended = flashrt("replay", bag, "--out", folder, "--latency", 5)
+    assert ended.returncode == 0, ended.stderr + ended.stdout
+    result = json.loads((folder / "replay.json").read_text())
+    assert result["bag"]["notes"] == []
+    assert result["summary"]["instructions"] == [summary["task"]["instruction"]]
+    assert result["summary"]["frames_unexplained"] == 0
+    # The recorder and the policy hear the cameras each for itself: what one missed the other may have.
+    assert result["recorded_chunks"]["same_observation"] > 0
+    assert result["action_error"]["compared"] > 0
+    measured = "flashrt_ros/msg/ActionApplied" in result["actions_compared_with"]
+    assert measured == (summary["actions_measured"] > 0)
 
 
 def test_row_8_killed_cameras_hold_the_arm_and_it_resumes(graph):
@@ -118,12 +140,13 @@ def test_killed_logger_leaves_a_log_that_reads(graph):
     seen = {(age.chunk_id, age.action_index) for age in list(ages)}
     graph.kill("age_logger")
     run = read_run(graph.folder / "ages.jsonl")
-    logged = set(
-        zip(run.column("chunk_id").tolist(), run.column("action_index").tolist(), strict=True)
-    )
+    logged = set(zip(run.ages["chunk_id"].tolist(), run.ages["action_index"].tolist(), strict=True))
     assert seen <= logged, "all that was published had been written"
     assert not run.ended
-    told = flashrt("summary", graph.folder / "ages.jsonl")
+    assert set(run.frames) == {"overhead", "wrist"}
+    oldest = np.minimum(*(frames[:, 0] for frames in run.frames.values()))
+    assert np.array_equal(oldest, run.chunks["capture_ns"])
+    told = flashrt("report", "--table", graph.folder / "ages.jsonl")
     assert told.returncode == 0, told.stderr
     assert "A = apply - capture" in told.stdout
     assert "the logger was killed" in told.stdout
@@ -166,6 +189,76 @@ def test_ages_and_statistics_agree_with_their_sources(graph):
         assert tuple(message.fates) == FATES
         for row in zip(message.p50_ns, message.p95_ns, message.p99_ns, message.max_ns, strict=True):
             assert list(row) == sorted(row)
+
+
+def layout_paths():
+    """(topic, path within its messages) of every curve of the live layouts; / is PlotJuggler's word for a dot."""
+    foxglove = json.loads(config_path("foxglove_layout.json").read_text())["configById"]
+    for name, panel in foxglove.items():
+        if name.startswith("Plot!"):
+            for path in panel["paths"]:
+                value = re.sub(r"\.@\w+(\(\d+\))?", "", path["value"])
+                topic, _, rest = value.partition(".")
+                yield topic, rest
+        else:
+            yield panel["topicToRender"], "status"
+    for curve in ElementTree.parse(config_path("plotjuggler_layout.xml")).iter("curve"):
+        _, node, topic, *rest = curve.get("name").split("/")
+        yield f"/{node}/{topic}", ".".join(rest)
+
+
+def test_live_layouts_show_what_the_running_nodes_publish(graph):
+    topics = {
+        "/age_logger/action_age": ActionAge,
+        "/age_logger/statistics": AgeStatistics,
+        "/policy/action_chunk": ActionChunk,
+        "/action_player/action_applied": ActionApplied,
+        "/diagnostics": DiagnosticArray,
+    }
+    got = {topic: graph.collect(kind, topic) for topic, kind in topics.items()}
+    start_all(graph)
+    graph.wait_for(lambda: all(got.values()), "a message of every topic")
+    shown = list(layout_paths())
+    assert {topic for topic, _ in shown} == set(topics), "each topic is in a layout"
+    for topic, path in shown:
+        value = got[topic][-1]
+        for field, index in re.findall(r"(\w+)(?:\[(\d+)\])?", path):
+            value = getattr(value, field)
+            value = value[int(index)] if index else value
+        assert topic == "/diagnostics" or isinstance(value, int), f"{topic}.{path}"
+    statistics = got["/age_logger/statistics"][-1]
+    assert list(statistics.terms)[2] == "queue", "the row of the queue panels"
+    assert list(statistics.fates)[:4] == ["applied", "superseded", "expired", "skipped"]
+
+
+def test_thresholds_of_the_age_are_watched(graph):
+    """Real ages against thresholds that are moved around them while the node runs."""
+    last = graph.statuses()
+    start_all(graph)
+    status = graph.until_status(last, "age_logger", lambda s: s.message.startswith("P50"))
+    assert status.level == DiagnosticStatus.OK, "far below the defaults"
+    assert graph.set_parameter("warn_age_ms", 1.0, "/age_logger").successful
+    status = graph.until_status(last, "age_logger", lambda s: s.level == DiagnosticStatus.WARN)
+    assert "above warn_age_ms = 1" in status.message
+    refused = graph.set_parameter("error_age_ms", 0.5, "/age_logger")
+    assert not refused.successful
+    assert refused.reason == (
+        "parameter error_age_ms: expected warn_age_ms ≤ error_age_ms, found 1 > 0.5 ms"
+    )
+    assert graph.set_parameter("error_age_ms", 2, "/age_logger").successful
+    status = graph.until_status(last, "age_logger", lambda s: s.level == DiagnosticStatus.ERROR)
+    assert "above error_age_ms = 2" in status.message
+    values = {item.key: item.value for item in status.values}
+    assert 0 < float(values["p50_ms"]) <= float(values["p99_ms"])
+    assert int(values["actions"]) > 0
+    settings = read_run(graph.folder / "ages.jsonl").settings
+    assert settings == {"warn_age_ms": 200.0, "error_age_ms": 400.0}, "as they were at the start"
+
+
+def test_thresholds_in_the_wrong_order_are_told_at_the_start(graph):
+    process = graph.start("age_logger", warn_age_ms=300.0, error_age_ms=100.0)
+    assert process.wait(timeout=LIMIT_S) == 1
+    assert "expected warn_age_ms ≤ error_age_ms, found 300 > 100 ms" in graph.log("age_logger")
 
 
 def test_checkpoint_runs_and_says_what_it_is(graph, drivers, request):
@@ -241,7 +334,16 @@ def test_dropped_pictures_are_counted(graph):
 
 
 @pytest.mark.parametrize(
-    "node", ["policy", "age_logger", "action_player", "sim_robot", "sim_camera"]
+    "node",
+    [
+        "policy",
+        "age_logger",
+        "action_player",
+        "sim_robot",
+        "sim_camera",
+        "bag_recorder",
+        "bag_player",
+    ],
 )
 def test_executables_are_installed(node):
     assert executable_path(node).stat().st_mode & 0o111

@@ -12,13 +12,16 @@ from diagnostic_msgs.msg import DiagnosticStatus
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState
 from rcl_interfaces.msg import ParameterType
+from rcl_interfaces.srv import SetParameters
+from rclpy.parameter import Parameter
 from sensor_msgs.msg import Image
 from std_msgs.msg import String
 from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
 from flashrt_ros.msg import ActionChunk
-from flashrt_ros.nodes.base import LATCHED, to_ns
+from flashrt_ros.nodes.base import LATCHED
+from flashrt_ros.observation.timeline import to_ns
 from flashrt_ros.paths import config_path
 
 from .graph import ACTIVATE, CLEANUP, CONFIGURE, DEACTIVATE, JOINTS, counts
@@ -329,6 +332,25 @@ def test_instruction_topic_and_parameter_are_kept_in_step(graph, drivers):
     publisher.publish(String(data="dance"))
     graph.wait_for(lambda: "instruction refused" in graph.log("policy"), "the refusal")
     assert graph.parameter("instruction").string_value == "touch the green block"
+
+
+def test_an_instruction_that_was_said_before_is_news_again(graph, drivers):
+    """The topic keeps its newest message: of three in a row, the node may never see its own first two come back."""
+    chunks = graph.collect(ActionChunk, "/policy/action_chunk")
+    said = graph.collect(String, "/policy/instruction", LATCHED)
+    start_policy(graph)
+    drivers.run()
+    graph.wait_for(lambda: chunks, "a chunk")
+    instructions = [f"touch the {colour} block" for colour in ("blue", "red", "green")]
+    changes = [Parameter("instruction", value=text).to_parameter_msg() for text in instructions]
+    request = SetParameters.Request(parameters=changes)
+    answer = graph.call(SetParameters, "/policy/set_parameters", request)
+    assert all(result.successful for result in answer.results)
+    graph.wait_for(lambda: said and said[-1].data == instructions[-1], "the topic to follow")
+    graph.wait_for(lambda: chunks[-1].instruction == instructions[-1], "the policy to follow")
+    publisher = graph.client.create_publisher(String, "/policy/instruction", LATCHED)
+    publisher.publish(String(data=instructions[0]))
+    graph.wait_for(lambda: chunks[-1].instruction == instructions[0], "the policy to follow")
 
 
 def test_empty_instruction_moves_nothing(graph, drivers):

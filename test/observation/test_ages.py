@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,6 +59,14 @@ def test_measured_fates():
     # Chunk 1: 0, 1 were past; 5 was due at 150 and nobody applied it; 6 to 9 gave way to chunk 2 at 161.
     # Chunk 2: 0, 1 past; 2 applied; 3 to 9 were never applied and nothing newer came.
     assert joiner.fates() == {APPLIED: 4, SUPERSEDED: 4, EXPIRED: 1 + 7, SKIPPED: 4, PENDING: 0}
+
+
+def test_actions_too_old_to_be_applied_have_no_planned_age():
+    joiner = AgeJoiner(grace_ns=0)
+    joiner.add_chunk(replace(chunk(1, 100), end_index=8))
+    ages = joiner.settle(10_000 * MS)
+    assert [age.action_index for age in ages] == [2, 3, 4, 5, 6, 7]
+    assert joiner.fates() == {APPLIED: 6, SUPERSEDED: 0, EXPIRED: 2, SKIPPED: 2, PENDING: 0}
 
 
 def test_planned_ages_where_nobody_reports():

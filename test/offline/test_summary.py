@@ -1,67 +1,16 @@
 """The figures of a log against an independent computation, and what is said of logs that are not whole."""
 
 import csv
+import json
 
 import numpy as np
 import pytest
 
 from flashrt_ros.observation.age_log import AgeLogError, AgeLogWriter
-from flashrt_ros.observation.ages import AgeJoiner, ChunkRecord
-from flashrt_ros.observation.timeline import Timeline
 from flashrt_ros.offline.run_log import read_run
 from flashrt_ros.offline.summary import summarize, table, write_csv
-from flashrt_ros.offline.timeline_plot import plot_timeline
 
-MS = 1_000_000
-T0 = 1_700_000_000_000_000_000
-POLICY_COUNTS = {
-    "cameras": {
-        "overhead_camera_with_a_long_name": {
-            "received": 123456,
-            "used": 123000,
-            "superseded": 400,
-            "late": 6,
-            "rejected": {"zero_stamp": 40, "future_stamp": 9},
-            "pending": 1,
-            "unexplained": 0,
-            "lost_before": 17,
-        }
-    },
-    "sets": {
-        "received": 123000,
-        "taken": 122000,
-        "superseded": 999,
-        "waiting": 1,
-        "rejected": {"stale": 5, "joint_states": 3},
-    },
-    "resets": {"episode": 1, "hold": 2},
-    "holds": {"silent: overhead": 2},
-    "chunks_refused": {"not_finite": 1},
-}
-
-
-def write_log(path, chunks=200, seed=0):
-    """A made-up run: 20 chunks a second, three actions of each applied."""
-    random = np.random.default_rng(seed)
-    joiner = AgeJoiner()
-    with AgeLogWriter(path, "test") as log:
-        for number in range(1, chunks + 1):
-            capture = T0 + number * 50 * MS
-            stamps = capture + np.cumsum(random.integers(1, 20 * MS, 5))
-            record = ChunkRecord(
-                number, Timeline(capture, *map(int, stamps)), capture, 10 * MS, 16, 4
-            )
-            log.chunk(record, skew_ns=2 * MS, instruction="go", plan_id="expert", reset_reason="")
-            joiner.add_chunk(record)
-            for index in range(4, 7):
-                apply = int(stamps[-1] + random.integers(0, 30 * MS))
-                log.age(joiner.add_applied(number, index, apply))
-        log.fates("policy", T0, POLICY_COUNTS)
-        log.fates("age_logger", T0, {"actions": joiner.fates(), "reports_refused": {}})
-        log.fates(
-            "player", T0, {"chunks_accepted": 200, "chunks_refused": {"older": 1}, "holds": {}}
-        )
-    return path
+from .logs import write_log
 
 
 def test_figures_equal_numpy_on_the_csv(tmp_path):
@@ -94,12 +43,9 @@ def test_table_fits_a_terminal_and_names_every_fate(tmp_path):
     assert max(map(len, text.splitlines())) <= 80
     for part in ("123456", "17", "49", "5 × stale", "1 × not_finite", "1 × older", "2 × hold"):
         assert part in text
-
-
-def test_plot(tmp_path):
-    run = read_run(write_log(tmp_path / "ages.jsonl"))
-    plot_timeline(run, tmp_path / "timeline.png")
-    assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    assert "recovery 3 inferences after a reset: P50 25.2, P95 31.5, P99 31.5 ms" in text
+    assert "ran out  2 × recovery; 1 × steady" in text
+    assert "clipped  7 × position" in text
 
 
 def test_killed_run_is_summarised_without_its_torn_line(tmp_path):
@@ -119,11 +65,46 @@ def test_run_without_actions(tmp_path):
     summary = summarize(run)
     assert summary["actions"] == summary["chunks"] == 0
     assert "none" in table(summary)
-    with pytest.raises(ValueError, match="no chunk"):
-        plot_timeline(run, tmp_path / "timeline.png")
 
 
 def test_empty_file(tmp_path):
     (tmp_path / "ages.jsonl").touch()
     with pytest.raises(AgeLogError, match="empty"):
         read_run(tmp_path / "ages.jsonl")
+
+
+def test_folder_of_a_run_stands_for_its_log(tmp_path):
+    write_log(tmp_path / "ages.jsonl", chunks=3)
+    assert read_run(tmp_path).path == tmp_path / "ages.jsonl"
+    with pytest.raises(FileNotFoundError, match=r"expected a log or a folder with ages\.jsonl"):
+        read_run(tmp_path / "other")
+
+
+def test_record_that_lacks_a_field_is_named(tmp_path):
+    lines = write_log(tmp_path / "ages.jsonl", chunks=3).read_text().splitlines()
+    at = next(i for i, line in enumerate(lines) if '"age"' in line)
+    record = json.loads(lines[at])
+    del record["apply_ns"]
+    lines[at] = json.dumps(record)
+    (tmp_path / "ages.jsonl").write_text("\n".join(lines) + "\n")
+    with pytest.raises(AgeLogError, match="of type 'age' does not hold what it should: 'apply_ns'"):
+        read_run(tmp_path / "ages.jsonl")
+
+
+def test_ages_by_index_and_thresholds_equal_numpy(tmp_path):
+    settings = {"warn_age_ms": 60.0, "error_age_ms": 90.0}
+    run = read_run(write_log(tmp_path / "ages.jsonl", settings=settings))
+    summary = summarize(run)
+    age_ms = (run.ages["apply_ns"] - run.ages["capture_ns"]) / 1e6
+    assert [row["index"] for row in summary["by_index"]] == [4, 5, 6]
+    for row in summary["by_index"]:
+        mine = np.sort(age_ms[run.ages["action_index"] == row["index"]])
+        assert row["actions"] == len(mine) == 200
+        assert (row["p50_ms"], row["p95_ms"], row["max_ms"]) == (mine[99], mine[189], mine[-1])
+        assert row["mean_ms"] == pytest.approx(mine.mean())
+    for name, limit_ms in settings.items():
+        told = summary["older_than"][name]
+        assert told == {"limit_ms": limit_ms, "actions": (age_ms > limit_ms).sum()}
+        assert 0 < told["actions"] < len(age_ms)
+    means = sum(term["mean_ms"] for term in summary["terms"].values())
+    assert means == pytest.approx(summary["age"]["mean_ms"])

@@ -8,7 +8,15 @@ import sys
 
 import pytest
 
-EXECUTABLES = ["action_player", "age_logger", "policy", "sim_camera", "sim_robot"]
+EXECUTABLES = [
+    "action_player",
+    "age_logger",
+    "bag_player",
+    "bag_recorder",
+    "policy",
+    "sim_camera",
+    "sim_robot",
+]
 PROBE = """
 from pathlib import Path
 import flashrt_ros.kernels, flashrt_ros.observation

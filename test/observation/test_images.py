@@ -10,7 +10,7 @@ pytest.importorskip("rclpy", reason="ROS 2 is not installed")
 
 from sensor_msgs.msg import CompressedImage, Image
 
-from flashrt_ros.nodes.images import ACCEPTED_ENCODINGS, check_image, decode
+from flashrt_ros.observation.images import ACCEPTED_ENCODINGS, check_image, decode
 from flashrt_ros.observation.pixels import ImageError
 
 HEIGHT, WIDTH = 48, 64
