@@ -246,6 +246,10 @@ class CheckpointPolicy:
     def reset(self) -> None:
         """Nothing is carried over between chunks."""
 
+    def reseed(self, seed: int) -> None:
+        """Draw noise from here on as if made with this seed."""
+        self._generator.manual_seed(seed)
+
 
 def noise_seed(seed: int, stamp_ns: int) -> int:
     """Seed of the noise for the observation of a stamp [ns]."""
@@ -336,3 +340,6 @@ class ExpertPolicy:
     def reset(self) -> None:
         """Forget where blocks were seen."""
         self._expert.reset()
+
+    def reseed(self, seed: int) -> None:
+        """Nothing is drawn."""

@@ -1,0 +1,345 @@
+"""Episodes in simulated time: pictures at 30 Hz, chunks that arrive after a latency, actions by their time.
+
+The clock runs free of wall time: an inference takes as long as the latency model says while the
+world goes on, and never are there two at once. What turns pictures into applied actions is what a
+robot runs: the `PolicySession` with its gate, chunks with their stamps, and the `ChunkPlayer`.
+Same episode, same settings, same machine: the same result, bit for bit (but for `real` latency).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashrt_ros.control.chunk import Chunk
+from flashrt_ros.control.player import ChunkPlayer, PlayableChunk
+from flashrt_ros.control.policies import EXPERT, PolicySettings, build_policy
+from flashrt_ros.control.policy import Policy, PolicySpec
+from flashrt_ros.control.robot import Robot, load_robot
+from flashrt_ros.control.safety import UnsafeActionError
+from flashrt_ros.control.session import RESET_EPISODE, PolicySession
+from flashrt_ros.observation.frame import Frame, FrameSet, Observation
+from flashrt_ros.paths import config_path
+from flashrt_ros.sim.camera import COLOURS
+from flashrt_ros.sim.latency import FixedLatency, Latency
+from flashrt_ros.sim.tasks import NOMINAL_BELT_SPEED_M_S, Episode, Judge, draw_episode, jerk
+from flashrt_ros.sim.world import CAMERAS, BeltWorld
+
+SUBSTEPS = 4  # looks at the world between two control periods: contact, joint positions
+IMAGE_SIZE = 96
+MAX_AGE_NS = 2_000_000_000  # of an applied action: late ones must show in the result, not vanish
+
+
+@dataclass(frozen=True)
+class RolloutSettings:
+    """What is the same for all episodes of a rollout."""
+
+    policy: PolicySettings = field(default_factory=PolicySettings)
+    robot: str = "so101"
+    latency: Latency = FixedLatency(0)
+    """From capture to publication of a chunk."""
+    replan: int = 4
+    """Actions between two inferences, more where an inference takes longer."""
+    image_size: int = IMAGE_SIZE
+    belt_speed_m_s: float = NOMINAL_BELT_SPEED_M_S
+    blind: bool = False
+    """Black pictures."""
+    wrong_instruction: bool = False
+    """Another block than the target is named."""
+    record: bool = False
+    """Keep the pictures."""
+
+    def __post_init__(self) -> None:
+        if self.replan < 1:
+            raise ValueError(f"replan {self.replan}: expected at least 1 action")
+        if not 16 <= self.image_size <= 1024:
+            raise ValueError(f"image_size {self.image_size}: expected 16 to 1024 pixels")
+
+
+@dataclass(frozen=True, eq=False)
+class EpisodeResult:
+    """What came of one episode; times in seconds of simulated time."""
+
+    episode: Episode
+    verdict: str
+    """`success`, `wrong_block` or `time`."""
+    time_s: float | None
+    """From when it was judged to the touch that counted; None without success."""
+    jerk_rad2_s5: float
+    inferences: int
+    missed_events: int
+    """Brief events that no inference saw."""
+    refused: Mapping[str, int]
+    """Chunks that were not let out or not played, by reason."""
+    ages_ns: NDArray[np.int64]
+    """Of every applied action [N]: application minus capture."""
+    infer_ns: NDArray[np.int64]
+    """What each inference took on this machine [M]."""
+    joint_positions: NDArray[np.float64]
+    """[T, 6], rad, SUBSTEPS in a control period."""
+    pictures: tuple[NDArray[np.uint8], ...] = ()
+    """Where recorded: both cameras side by side, one a control period."""
+
+    @property
+    def success(self) -> bool:
+        """Whether the target was touched in time and no other block before."""
+        return self.verdict == "success"
+
+    def to_json(self) -> dict[str, Any]:
+        """What is worth keeping of it."""
+        return {
+            "seed": self.episode.seed,
+            "target": self.episode.target,
+            "verdict": self.verdict,
+            "time_s": self.time_s,
+            "jerk_rad2_s5": self.jerk_rad2_s5,
+            "inferences": self.inferences,
+            "missed_events": self.missed_events,
+            "refused": dict(self.refused),
+        }
+
+
+class _TimedPolicy:
+    """A policy whose inference takes simulated time."""
+
+    def __init__(self, policy: Policy, settings: RolloutSettings, seed: int):
+        self._policy = policy
+        self._settings = settings
+        self._random = np.random.default_rng([seed, 1])
+        self.now_ns = 0
+        self.measured_ns: list[int] = []
+
+    @property
+    def spec(self) -> PolicySpec:
+        return self._policy.spec
+
+    def infer(self, observation: Observation, instruction: str) -> NDArray[np.float32]:
+        import time
+
+        begin_ns = time.perf_counter_ns()
+        actions = self._policy.infer(observation, instruction)
+        self.measured_ns.append(time.perf_counter_ns() - begin_ns)
+        self.now_ns += self._settings.latency.draw_ns(self._random, self.measured_ns[-1])
+        return actions
+
+    def check_instruction(self, instruction: str) -> None:
+        self._policy.check_instruction(instruction)
+
+    def reset(self) -> None:
+        self._policy.reset()
+
+    def reseed(self, seed: int) -> None:
+        self._policy.reseed(seed)
+
+
+class _Run:
+    """One episode under way."""
+
+    def __init__(
+        self, episode: Episode, policy: Policy, robot: Robot, settings: RolloutSettings
+    ) -> None:
+        self._episode = episode
+        self._settings = settings
+        self._robot = robot
+        self._timed = _TimedPolicy(policy, settings, episode.seed)
+        self._session = PolicySession(self._timed, robot, clock_ns=lambda: self._timed.now_ns)
+        self._player = ChunkPlayer(robot.joint_names, MAX_AGE_NS)
+        self._world = _world(episode.colours, settings.image_size)
+        self._arriving: Chunk | None = None
+        self._next_capture_tick = 0
+        self._captures_ns: list[int] = []
+        self._capture_of: dict[int, int] = {}
+        self._ages_ns: list[int] = []
+        self._joints: list[NDArray[np.float64]] = []
+        self._pictures: list[NDArray[np.uint8]] = []
+        self._changes = list(episode.changes)
+
+    def result(self) -> EpisodeResult:
+        episode, world, robot = self._episode, self._world, self._robot
+        episode.lay_out(world)
+        self._timed.reseed(episode.seed)
+        self._session.reset(RESET_EPISODE)
+        judge = Judge(episode)
+        tick = 0
+        while not judge.verdict:
+            now_ns = tick * robot.period_ns
+            self._control(tick, now_ns)
+            for part in range(SUBSTEPS):
+                time_s = (now_ns + part * robot.period_ns // SUBSTEPS) * 1e-9
+                self._advance(time_s)
+                self._joints.append(world.joint_positions)
+                if judge.update(time_s, world):
+                    break
+            tick += 1
+        seen = [
+            any(begin <= capture_ns * 1e-9 < end for capture_ns in self._captures_ns)
+            for begin, end in episode.brief
+        ]
+        joints = np.stack(self._joints)
+        touched_s = judge.touched_at_s if judge.verdict == "success" else None
+        return EpisodeResult(
+            episode=episode,
+            verdict=judge.verdict,
+            time_s=None if touched_s is None else touched_s - episode.judged_from_s,
+            jerk_rad2_s5=jerk(joints, robot.period_s / SUBSTEPS),
+            inferences=len(self._captures_ns),
+            missed_events=seen.count(False),
+            refused=dict(self._session.refused + self._player.refused),
+            ages_ns=np.array(self._ages_ns, dtype=np.int64),
+            infer_ns=np.array(self._timed.measured_ns, dtype=np.int64),
+            joint_positions=joints,
+            pictures=tuple(self._pictures),
+        )
+
+    def _advance(self, time_s: float) -> None:
+        """Physics up to a time, with the changes that fall into it."""
+        while self._changes and self._changes[0][0] <= time_s:
+            when_s, change = self._changes.pop(0)
+            self._world.step_until(max(when_s, self._world.time_s))
+            change.apply(self._world)
+        self._world.step_until(time_s)
+
+    def _control(self, tick: int, now_ns: int) -> None:
+        """At one control period: a chunk that arrives, a picture, the action that is due."""
+        self._advance(now_ns * 1e-9)
+        self._deliver(now_ns)
+        infers = self._arriving is None and tick >= self._next_capture_tick
+        if infers or self._settings.record:
+            images = {camera: self._world.render(camera) for camera in CAMERAS}
+            if self._settings.record:
+                self._pictures.append(np.concatenate([images[name] for name in CAMERAS], axis=1))
+        if infers:
+            self._next_capture_tick = tick + self._settings.replan
+            self._infer(images, now_ns)
+            self._deliver(now_ns)
+        action = self._player.due(now_ns)
+        if action is not None:
+            self._world.set_joint_targets(action.positions)
+            self._ages_ns.append(now_ns - self._capture_of[action.chunk_id])
+
+    def _infer(self, images: dict[str, NDArray[np.uint8]], now_ns: int) -> None:
+        if self._settings.blind:
+            images = {camera: np.zeros_like(image) for camera, image in images.items()}
+        frames = {name: Frame(name, now_ns, now_ns) for name in images}
+        first = next(iter(frames.values()))
+        frame_set = FrameSet(frames, frozenset(), first, first, now_ns, epoch=0)
+        observation = Observation(frame_set, images, self._world.joint_positions, now_ns, now_ns)
+        instruction = self._episode.instruction_at(now_ns * 1e-9)
+        if self._settings.wrong_instruction:
+            instruction = name_another(instruction, self._episode)
+        self._timed.now_ns = now_ns
+        self._captures_ns.append(now_ns)
+        try:
+            inference = self._session.step(observation, instruction)
+        except UnsafeActionError:
+            return  # counted by the session; what was planned before goes on, or the arm holds
+        self._arriving = self._session.publish(observation, inference)
+
+    def _deliver(self, now_ns: int) -> None:
+        chunk = self._arriving
+        if chunk is None or chunk.timeline.publish_ns > now_ns:
+            return
+        self._arriving = None
+        self._capture_of[chunk.chunk_id] = chunk.timeline.capture_ns
+        self._player.accept(
+            PlayableChunk(
+                chunk_id=chunk.chunk_id,
+                capture_ns=chunk.timeline.capture_ns,
+                planned_start_ns=chunk.planned_start_ns,
+                period_ns=chunk.inference.period_ns,
+                first_valid_index=chunk.first_valid_index,
+                joint_names=self._robot.joint_names,
+                actions=chunk.inference.actions,
+            ),
+            now_ns,
+        )
+
+
+def name_another(instruction: str, episode: Episode) -> str:
+    """The instruction with the name of the next block in place of the one that it names."""
+    for at, colour in enumerate(episode.colours):
+        if colour in instruction.split():
+            return instruction.replace(colour, episode.colours[(at + 1) % len(episode.colours)])
+    return f"touch the {episode.colours[episode.colours.index(episode.target) - 1]} block"
+
+
+@lru_cache(maxsize=len(COLOURS) * 6)
+def _world(colours: tuple[str, ...], image_size: int) -> BeltWorld:
+    """A world of this process: building one costs more than an episode."""
+    return BeltWorld(0, image_size=(image_size, image_size), colours=colours)
+
+
+def run_episode(
+    episode: Episode, policy: Policy, robot: Robot, settings: RolloutSettings
+) -> EpisodeResult:
+    """Run one episode with a policy that is loaded already.
+
+    Raises:
+        RobotError: the policy does not fit the robot.
+        ValueError: the policy cannot work with the task's instruction.
+    """
+    return _Run(episode, policy, robot, settings).result()
+
+
+def load_rollout_policy(settings: RolloutSettings) -> tuple[Policy, Robot]:
+    """The policy and the robot contract that the settings name; raises as `build_policy` does."""
+    robot = load_robot(config_path(f"robots/{settings.robot}.yaml"))
+    return build_policy(settings.policy, robot), robot
+
+
+_LOADED: dict[str, Any] = {}
+
+
+def _load_in_worker(settings: RolloutSettings) -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    if settings.policy.checkpoint != EXPERT:
+        import torch
+
+        torch.set_num_threads(1)
+    _LOADED["settings"] = settings
+    _LOADED["policy"], _LOADED["robot"] = load_rollout_policy(settings)
+
+
+def _run_in_worker(episode: Episode) -> EpisodeResult:
+    return run_episode(episode, _LOADED["policy"], _LOADED["robot"], _LOADED["settings"])
+
+
+def rollout(
+    task: str,
+    seeds: Sequence[int],
+    settings: RolloutSettings,
+    *,
+    workers: int = 1,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Iterator[EpisodeResult]:
+    """Episodes of a task, in the order of their seeds; a result does not depend on `workers`.
+
+    Args:
+        task: one of `tasks.TASKS`.
+        seeds: one for each episode.
+        settings: the same for all.
+        workers: processes; 1 runs them here. With more, every process uses one thread.
+        progress: told how many of how many are done.
+
+    Raises:
+        ValueError: unknown task or a setting that does not fit.
+    """
+    episodes = [draw_episode(task, seed, settings.belt_speed_m_s) for seed in seeds]
+    if workers == 1:
+        policy, robot = load_rollout_policy(settings)
+        for done, episode in enumerate(episodes, start=1):
+            yield run_episode(episode, policy, robot, settings)
+            progress(done, len(episodes))
+        return
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(workers, _load_in_worker, (settings,)) as pool:
+        for done, result in enumerate(pool.imap(_run_in_worker, episodes), start=1):
+            yield result
+            progress(done, len(episodes))
