@@ -87,15 +87,17 @@ def uniform_times(steps: int, start_time: float = 1.0) -> tuple[float, ...]:
     return tuple(start_time * (1.0 - i / steps) for i in range(steps))
 
 
-def time_embedding(times: Sequence[float], config: ModelConfig) -> Tensor:
-    """Sine and cosine features of flow times, float32 [N, E], on the CPU.
+def time_embedding(times: Sequence[float] | Tensor, config: ModelConfig) -> Tensor:
+    """Sine and cosine features of flow times [N], float32 [N, E], where the times are.
 
     Periods run geometrically from `min_period` to `max_period`; angles are float64, as in openpi
     and LeRobot, of a time rounded to float32.
     """
-    fraction = torch.linspace(0.0, 1.0, config.expert_width // 2, dtype=torch.float64)
+    time = torch.as_tensor(times, dtype=torch.float32).double()
+    fraction = torch.linspace(
+        0.0, 1.0, config.expert_width // 2, dtype=torch.float64, device=time.device
+    )
     period = config.min_period * (config.max_period / config.min_period) ** fraction
-    time = torch.tensor(times, dtype=torch.float32).double()
     angle = (2.0 * math.pi / period) * time[:, None]
     return torch.cat((angle.sin(), angle.cos()), dim=-1).float()
 
@@ -113,17 +115,22 @@ def flow_times(w: Weights, config: ModelConfig, times: Sequence[float]) -> FlowT
         raise ValueError(f"times: expected flow times in (0, 1], found {list(times)}")
     if list(times) != sorted(set(times), reverse=True):
         raise ValueError(f"times: expected decreasing flow times, found {list(times)}")
+    return FlowTimes(tuple(times), time_terms(w, config, torch.tensor(times)))
+
+
+def time_terms(w: Weights, config: ModelConfig, times: Tensor) -> Tensor:
+    """`FlowTimes.terms` of times [N], in any order."""
     flow, expert = w.flow, w.expert
     x = time_embedding(times, config).to(w.device)  # [N, E]
     if expert.modulation is None or expert.modulation_bias is None:  # π0
         time_half = flow.time_in[:, config.expert_width :]
-        return FlowTimes(tuple(times), F.linear(x, time_half, flow.time_in_bias))
+        return F.linear(x, time_half, flow.time_in_bias)
     x = F.silu(F.linear(x, flow.time_in, flow.time_in_bias))
     x = F.silu(F.linear(x, flow.time_out, flow.time_out_bias))
     x = F.linear(x, expert.modulation.flatten(0, 1), expert.modulation_bias.flatten())
     terms = x.view(len(times), config.norm_sites, 3, config.expert_width)
     terms[:, :, 0] += 1.0
-    return FlowTimes(tuple(times), terms)
+    return terms
 
 
 def append_state(

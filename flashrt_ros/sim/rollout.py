@@ -9,10 +9,11 @@ Same episode, same settings, same machine: the same result, bit for bit (but for
 from __future__ import annotations
 
 import multiprocessing
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from multiprocessing.pool import Pool
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from flashrt_ros.control.chunk import Chunk
 from flashrt_ros.control.player import ChunkPlayer, PlayableChunk
-from flashrt_ros.control.policies import EXPERT, PolicySettings, build_policy
+from flashrt_ros.control.policies import PolicySettings, build_policy
 from flashrt_ros.control.policy import Policy, PolicySpec
 from flashrt_ros.control.robot import Robot, load_robot
 from flashrt_ros.control.safety import UnsafeActionError
@@ -294,21 +295,31 @@ def load_rollout_policy(settings: RolloutSettings) -> tuple[Policy, Robot]:
     return build_policy(settings.policy, robot), robot
 
 
-_LOADED: dict[str, Any] = {}
+_Job = tuple[Episode, RolloutSettings]
+_LOADED: dict[tuple[PolicySettings, str], tuple[Policy, Robot]] = {}
 
 
-def _load_in_worker(settings: RolloutSettings) -> None:
-    os.environ["OMP_NUM_THREADS"] = "1"
-    if settings.policy.checkpoint != EXPERT:
-        import torch
+def _run_job(job: _Job) -> EpisodeResult:
+    """Run an episode with the policy that this process has loaded for such settings."""
+    episode, settings = job
+    key = settings.policy, settings.robot
+    if key not in _LOADED:
+        _LOADED.clear()
+        _LOADED[key] = load_rollout_policy(settings)
+    return run_episode(episode, *_LOADED[key], settings)
 
-        torch.set_num_threads(1)
-    _LOADED["settings"] = settings
-    _LOADED["policy"], _LOADED["robot"] = load_rollout_policy(settings)
+
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
 
 
-def _run_in_worker(episode: Episode) -> EpisodeResult:
-    return run_episode(episode, _LOADED["policy"], _LOADED["robot"], _LOADED["settings"])
+@contextmanager
+def rollout_pool(workers: int) -> Iterator[Pool]:
+    """Processes for `rollout`, one thread each; they keep what they loaded."""
+    with multiprocessing.get_context("spawn").Pool(workers, _one_thread) as pool:
+        yield pool
 
 
 def rollout(
@@ -316,30 +327,23 @@ def rollout(
     seeds: Sequence[int],
     settings: RolloutSettings,
     *,
-    workers: int = 1,
+    pool: Pool | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Iterator[EpisodeResult]:
-    """Episodes of a task, in the order of their seeds; a result does not depend on `workers`.
+    """Episodes of a task, in the order of their seeds.
 
     Args:
         task: one of `tasks.TASKS`.
         seeds: one for each episode.
         settings: the same for all.
-        workers: processes; 1 runs them here. With more, every process uses one thread.
+        pool: processes of `rollout_pool`; None runs the episodes here.
         progress: told how many of how many are done.
 
     Raises:
-        ValueError: unknown task or a setting that does not fit.
+        ValueError: unknown task or a setting that does not fit; what `load_rollout_policy` raises.
     """
-    episodes = [draw_episode(task, seed, settings.belt_speed_m_s) for seed in seeds]
-    if workers == 1:
-        policy, robot = load_rollout_policy(settings)
-        for done, episode in enumerate(episodes, start=1):
-            yield run_episode(episode, policy, robot, settings)
-            progress(done, len(episodes))
-        return
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(workers, _load_in_worker, (settings,)) as pool:
-        for done, result in enumerate(pool.imap(_run_in_worker, episodes), start=1):
-            yield result
-            progress(done, len(episodes))
+    jobs = [(draw_episode(task, seed, settings.belt_speed_m_s), settings) for seed in seeds]
+    results = map(_run_job, jobs) if pool is None else pool.imap(_run_job, jobs)
+    for done, result in enumerate(results, start=1):
+        yield result
+        progress(done, len(jobs))
