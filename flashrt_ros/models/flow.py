@@ -154,10 +154,10 @@ def append_state(
 def velocity(
     w: Weights, config: ModelConfig, prefix: PrefixCache, x_t: Tensor, term: Tensor
 ) -> Tensor:
-    """One evaluation of the network: noisy actions [H, A] → velocity [H, A], both float32.
+    """One evaluation of the network: noisy actions [..., H, A] → velocity, both float32.
 
     `prefix` ends with the state token for π0; `term` is the row of `FlowTimes.terms` for the time
-    of `x_t`. All actions see the prefix and each other.
+    of `x_t`, [..., 2*L+1, 3, E] in π0.5. All actions see the prefix and each other.
     """
     flow = w.flow
     x = F.linear(x_t, flow.action_in, flow.action_in_bias)  # [H, E]
@@ -199,30 +199,31 @@ def denoise(
 def _norm(w: Weights, modulation: Tensor | None, x: Tensor, site: int) -> Tensor:
     """Plain norm in π0 (`modulation` is None), adaptive norm in π0.5."""
     if modulation is not None:
-        return rms_norm(x, modulation[site, 0], modulation[site, 1])
+        return rms_norm(x, *(modulation[..., site, part, None, :] for part in (0, 1)))
     assert w.expert.norm is not None
     return rms_norm(x, w.expert.norm[site])
 
 
 def _residual(modulation: Tensor | None, x: Tensor, y: Tensor, site: int) -> Tensor:
     """Add a branch's output `y` to its input `x`, gated in π0.5."""
-    return x + y if modulation is None else x + y * modulation[site, 2].to(y.dtype)
+    return x + y if modulation is None else x + y * modulation[..., site, 2, None, :].to(y.dtype)
 
 
 def _run_expert(
     w: Weights, config: ModelConfig, prefix: PrefixCache, x: Tensor, modulation: Tensor | None
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Rows [n, E] behind the prefix through all layers; also each layer's keys, values [n, d].
+    """Rows [..., n, E] behind the prefix through all layers; also their keys, values [..., n, d].
 
-    `modulation`: [2*L+1, 3, E] of one flow time in π0.5, None in π0.
+    `modulation`: [..., 2*L+1, 3, E] of one flow time in π0.5, None in π0.
     """
     e = w.expert
-    positions = torch.arange(prefix.length, prefix.length + len(x), device=x.device)
+    positions = torch.arange(prefix.length, prefix.length + x.shape[-2], device=x.device)
     rotation = rotary_table(config.head_dim, positions)
     new_keys, new_values = [], []
     for i in range(config.depth):
         q, k, v = project_qkv(_norm(w, modulation, x, 2 * i), e.qkv[i], config, rotation)
-        keys, values = torch.cat((prefix.keys[i], k)), torch.cat((prefix.values[i], v))  # [P+n, d]
+        keys = torch.cat((prefix.keys[i], k), dim=-2)  # [..., P+n, d]
+        values = torch.cat((prefix.values[i], v), dim=-2)
         x = _residual(modulation, x, F.linear(attend(q, keys, values), e.out[i]), 2 * i)
         y = geglu(_norm(w, modulation, x, 2 * i + 1), e.gate_up[i], e.down[i])
         x = _residual(modulation, x, y, 2 * i + 1)

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         batch=given.batch,
         learning_rate=given.learning_rate,
         seed=given.seed,
-        fused_attention=given.fused_attention,
+        graph=not given.no_graph,
         time_limit_min=given.time_limit_min,
     )
     device = torch.device(given.device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--batch", type=int, default=TrainingSettings.batch, metavar="N")
     add("--learning-rate", type=float, default=TrainingSettings.learning_rate, metavar="X")
     add("--time-limit-min", type=float, default=0.0, metavar="MIN", help="of the training alone")
-    add("--fused-attention", action="store_true", help="on CUDA: faster")
+    add("--no-graph", action="store_true", help="launch every kernel by itself on a GPU")
     add("--seed", type=int, default=0)
     add("--device", default="", help="default: a GPU where there is one")
     add("--workers", type=int, default=cores, metavar="N", help="processes that simulate")

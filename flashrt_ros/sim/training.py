@@ -1,7 +1,7 @@
 """Flow-matching training of the small π0.5, with the network code that inference runs.
 
 `x_t = t * noise + (1 - t) * actions`, the network predicts `noise - actions`, t from Beta(1.5, 1)
-as in openpi. The functions of `models/` take one observation; `torch.vmap` makes batches of them.
+as in openpi.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flashrt_ros.models import flow, gemma, siglip
 from flashrt_ros.models.config import ModelConfig
@@ -48,8 +48,8 @@ class TrainingSettings:
     warmup_steps: int = 300
     ema: float = 0.999
     seed: int = 0
-    fused_attention: bool = False
-    """PyTorch's fused attention instead of plain products; vmap has rules for it on CUDA only."""
+    graph: bool = True
+    """Capture loss and gradients as a CUDA graph, on a GPU."""
     time_limit_min: float = 0.0
     """The learning rate comes to its end by then, and the training with it; 0: by steps alone."""
 
@@ -133,21 +133,16 @@ def velocity_loss(
     views = views.view(len(images), -1, config.width)
     rows = torch.cat((views, gemma.embed_prompt(weights.language, tokens)), dim=1)
 
-    def prefix(rows: Tensor) -> tuple[Tensor, Tensor]:
-        cache = gemma.encode_prefix(weights.language, config, rows)
-        return cache.keys, cache.values
-
-    def velocity(keys: Tensor, values: Tensor, x_t: Tensor, term: Tensor) -> Tensor:
-        return flow.velocity(weights, config, PrefixCache(keys, values), x_t, term)
-
-    keys, values = torch.vmap(prefix)(rows)
+    prefix = gemma.encode_prefix(weights.language, config, rows)
+    draws = times.shape[1]
+    seen_by_each = PrefixCache(
+        *(part[:, :, None].expand(-1, -1, draws, -1, -1) for part in (prefix.keys, prefix.values))
+    )
     t = times[..., None, None]
     x_t = t * noise + (1 - t) * actions[:, None]
     terms = flow.time_terms(weights, config, times.flatten())
-    terms = terms.view(*times.shape, *terms.shape[1:])
-    predicted = torch.vmap(torch.vmap(velocity, in_dims=(None, None, 0, 0)))(
-        keys, values, x_t, terms
-    )
+    terms = terms.view(*times.shape, *terms.shape[1:])  # [B, K, sites, 3, E]
+    predicted = flow.velocity(weights, config, seen_by_each, x_t, terms)
     return (predicted - (noise - actions[:, None])).square().mean()
 
 
@@ -356,7 +351,7 @@ class Training:
 
     def _gradients(self, inputs: tuple[Tensor, ...]) -> Tensor:
         """Put the gradients into the parameters; the loss."""
-        if self.device.type != "cuda":
+        if self.device.type != "cuda" or not self.settings.graph:
             self.optimizer.zero_grad(set_to_none=True)
             loss = self._loss(self.parameters, inputs)
             loss.backward()
@@ -370,7 +365,7 @@ class Training:
         graph.replay()
         for parameter, gradient in zip(self.parameters.values(), gradients, strict=True):
             parameter.grad = gradient
-        return loss.detach().clone()
+        return loss.clone()
 
     def _capture(self, inputs: tuple[Tensor, ...]) -> _Graph:
         """Loss and gradients as a CUDA graph: the many small launches would take the time."""
@@ -391,17 +386,13 @@ class Training:
         for name, parameter in self.parameters.items():
             assert parameter.grad is not None, name
             gradients.append(parameter.grad)
-        return graph, fixed, gradients, loss
+        return graph, fixed, gradients, loss.detach()
 
-    @contextlib.contextmanager
-    def _precision(self) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            if not self.settings.fused_attention:
-                stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-            if self.device.type == "cuda":
-                # A cache of cast weights would outlive the capture of a graph.
-                stack.enter_context(torch.autocast("cuda", torch.bfloat16, cache_enabled=False))
-            yield
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        if self.device.type != "cuda":
+            return contextlib.nullcontext()
+        # A cache of cast weights would outlive the capture of a graph.
+        return torch.autocast("cuda", torch.bfloat16, cache_enabled=False)
 
     @torch.no_grad()
     def validate(self, held_out: Batches, batches: int = 4) -> float:
