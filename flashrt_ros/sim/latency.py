@@ -18,7 +18,7 @@ class FixedLatency:
 
     duration_ns: int
 
-    def draw_ns(self, random: np.random.Generator, measured_ns: int) -> int:
+    def draw_ns(self, random: np.random.Generator, measured_ns: int, steps: int) -> int:
         """Simulated duration of an inference that took `measured_ns` here."""
         return self.duration_ns
 
@@ -33,7 +33,7 @@ class SampledLatency:
     samples_ns: tuple[int, ...]
     source: str
 
-    def draw_ns(self, random: np.random.Generator, measured_ns: int) -> int:
+    def draw_ns(self, random: np.random.Generator, measured_ns: int, steps: int) -> int:
         """Simulated duration of an inference that took `measured_ns` here."""
         return self.samples_ns[int(random.integers(len(self.samples_ns)))]
 
@@ -45,7 +45,7 @@ class SampledLatency:
 class RealLatency:
     """What the inference took on this machine: the one that makes two runs differ."""
 
-    def draw_ns(self, random: np.random.Generator, measured_ns: int) -> int:
+    def draw_ns(self, random: np.random.Generator, measured_ns: int, steps: int) -> int:
         """Simulated duration of an inference that took `measured_ns` here."""
         return measured_ns
 
@@ -53,7 +53,22 @@ class RealLatency:
         return "real"
 
 
-Latency = FixedLatency | SampledLatency | RealLatency
+@dataclass(frozen=True)
+class StepLatency:
+    """A part that does not depend on the denoising steps, and one for each of them."""
+
+    fixed_ns: int
+    step_ns: int
+
+    def draw_ns(self, random: np.random.Generator, measured_ns: int, steps: int) -> int:
+        """Simulated duration of an inference with so many denoising steps."""
+        return self.fixed_ns + steps * self.step_ns
+
+    def __str__(self) -> str:
+        return f"{self.fixed_ns / 1e6:g}ms and {self.step_ns / 1e6:g}ms a step"
+
+
+Latency = FixedLatency | SampledLatency | RealLatency | StepLatency
 
 
 def parse_latency(text: str) -> Latency:

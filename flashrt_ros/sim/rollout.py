@@ -9,6 +9,7 @@ Same episode, same settings, same machine: the same result, bit for bit (but for
 from __future__ import annotations
 
 import multiprocessing
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,10 +23,18 @@ from numpy.typing import NDArray
 from flashrt_ros.control.chunk import Chunk
 from flashrt_ros.control.player import ChunkPlayer, PlayableChunk
 from flashrt_ros.control.policies import PolicySettings, build_policy
-from flashrt_ros.control.policy import Policy, PolicySpec
+from flashrt_ros.control.policy import (
+    Denoising,
+    FlowPolicy,
+    Policy,
+    PolicySpec,
+    is_flow_policy,
+)
+from flashrt_ros.control.resets import EPISODE
 from flashrt_ros.control.robot import Robot, load_robot
 from flashrt_ros.control.safety import UnsafeActionError
-from flashrt_ros.control.session import RESET_EPISODE, PolicySession
+from flashrt_ros.control.session import PolicySession
+from flashrt_ros.control.settings import SessionSettings
 from flashrt_ros.observation.frame import Frame, FrameSet, Observation
 from flashrt_ros.paths import config_path
 from flashrt_ros.sim.camera import COLOURS
@@ -48,6 +57,8 @@ class RolloutSettings:
     """From capture to publication of a chunk."""
     replan: int = 4
     """Actions between two inferences, more where an inference takes longer."""
+    session: SessionSettings = field(default_factory=SessionSettings)
+    """How chunks are made and go on from each other."""
     image_size: int = IMAGE_SIZE
     belt_speed_m_s: float = NOMINAL_BELT_SPEED_M_S
     blind: bool = False
@@ -79,6 +90,16 @@ class EpisodeResult:
     """Brief events that no inference saw."""
     refused: Mapping[str, int]
     """Chunks that were not let out or not played, by reason."""
+    resets: Mapping[str, int]
+    """Why nothing was carried over from the chunk before, by name."""
+    recoveries_ns: NDArray[np.int64]
+    """Of every inference that recovered from a reset: start to publication."""
+    divergences: NDArray[np.float64]
+    """Of every warm start, taken or not: how far its chunk went, normalised units."""
+    commands: NDArray[np.float64]
+    """[P, 6], rad, the command in force at each control period from the first on."""
+    joins: NDArray[np.bool_]
+    """[P], whether the command is the first of another chunk than the one before."""
     ages_ns: NDArray[np.int64]
     """Of every applied action [N]: application minus capture."""
     infer_ns: NDArray[np.int64]
@@ -108,12 +129,14 @@ class EpisodeResult:
 
 
 class _TimedPolicy:
-    """A policy whose inference takes simulated time."""
+    """A policy whose inference takes simulated time, from its first stage to its last."""
 
     def __init__(self, policy: Policy, settings: RolloutSettings, seed: int):
         self._policy = policy
-        self._settings = settings
+        self._latency = settings.latency
         self._random = np.random.default_rng([seed, 1])
+        self._begun_ns = 0
+        self._steps = 0
         self.now_ns = 0
         self.measured_ns: list[int] = []
 
@@ -122,13 +145,33 @@ class _TimedPolicy:
         return self._policy.spec
 
     def infer(self, observation: Observation, instruction: str) -> NDArray[np.float32]:
-        import time
-
-        begin_ns = time.perf_counter_ns()
+        self._begin()
         actions = self._policy.infer(observation, instruction)
-        self.measured_ns.append(time.perf_counter_ns() - begin_ns)
-        self.now_ns += self._settings.latency.draw_ns(self._random, self.measured_ns[-1])
+        self._end()
         return actions
+
+    def encode(self, observation: Observation, instruction: str) -> Any:
+        self._begin()
+        return self._flow.encode(observation, instruction)
+
+    def denoise(self, context: Any, request: Denoising) -> NDArray[np.float32]:
+        self._steps += request.steps
+        return self._flow.denoise(context, request)
+
+    def decode(
+        self, normalized: NDArray[np.float32], observation: Observation
+    ) -> NDArray[np.float32]:
+        actions = self._flow.decode(normalized, observation)
+        self._end()
+        return actions
+
+    def rebase(
+        self,
+        normalized: NDArray[np.float32],
+        old_positions: NDArray[np.float64],
+        new_positions: NDArray[np.float64],
+    ) -> NDArray[np.float32]:
+        return self._flow.rebase(normalized, old_positions, new_positions)
 
     def check_instruction(self, instruction: str) -> None:
         self._policy.check_instruction(instruction)
@@ -138,6 +181,18 @@ class _TimedPolicy:
 
     def reseed(self, seed: int) -> None:
         self._policy.reseed(seed)
+
+    @property
+    def _flow(self) -> FlowPolicy:
+        assert is_flow_policy(self._policy)
+        return self._policy
+
+    def _begin(self) -> None:
+        self._begun_ns, self._steps = time.perf_counter_ns(), 0
+
+    def _end(self) -> None:
+        self.measured_ns.append(time.perf_counter_ns() - self._begun_ns)
+        self.now_ns += self._latency.draw_ns(self._random, self.measured_ns[-1], self._steps)
 
 
 class _Run:
@@ -150,7 +205,9 @@ class _Run:
         self._settings = settings
         self._robot = robot
         self._timed = _TimedPolicy(policy, settings, episode.seed)
-        self._session = PolicySession(self._timed, robot, clock_ns=lambda: self._timed.now_ns)
+        self._session = PolicySession(
+            self._timed, robot, settings.session, clock_ns=lambda: self._timed.now_ns
+        )
         self._player = ChunkPlayer(robot.joint_names, MAX_AGE_NS)
         self._world = _world(episode.colours, settings.image_size)
         self._arriving: Chunk | None = None
@@ -158,6 +215,11 @@ class _Run:
         self._captures_ns: list[int] = []
         self._capture_of: dict[int, int] = {}
         self._ages_ns: list[int] = []
+        self._recoveries_ns: list[int] = []
+        self._divergences: list[float] = []
+        self._commands: list[NDArray[np.float32]] = []
+        self._joins: list[bool] = []
+        self._played = 0
         self._joints: list[NDArray[np.float64]] = []
         self._pictures: list[NDArray[np.uint8]] = []
         self._changes = list(episode.changes)
@@ -166,7 +228,7 @@ class _Run:
         episode, world, robot = self._episode, self._world, self._robot
         episode.lay_out(world)
         self._timed.reseed(episode.seed)
-        self._session.reset(RESET_EPISODE)
+        self._session.reset(EPISODE)
         judge = Judge(episode)
         tick = 0
         while not judge.verdict:
@@ -193,6 +255,11 @@ class _Run:
             inferences=len(self._captures_ns),
             missed_events=seen.count(False),
             refused=dict(self._session.refused + self._player.refused),
+            resets=dict(self._session.resets),
+            recoveries_ns=np.array(self._recoveries_ns, dtype=np.int64),
+            divergences=np.array(self._divergences, dtype=np.float64),
+            commands=np.array(self._commands, dtype=np.float64).reshape(-1, len(robot.joints)),
+            joins=np.array(self._joins, dtype=np.bool_),
             ages_ns=np.array(self._ages_ns, dtype=np.int64),
             infer_ns=np.array(self._timed.measured_ns, dtype=np.int64),
             joint_positions=joints,
@@ -223,7 +290,14 @@ class _Run:
         action = self._player.due(now_ns)
         if action is not None:
             self._world.set_joint_targets(action.positions)
+            self._session.report_applied(action.chunk_id, action.action_index, now_ns)
             self._ages_ns.append(now_ns - self._capture_of[action.chunk_id])
+            self._joins.append(self._played not in (0, action.chunk_id))
+            self._commands.append(action.positions)
+            self._played = action.chunk_id
+        elif self._commands:
+            self._joins.append(False)
+            self._commands.append(self._commands[-1])
 
     def _infer(self, images: dict[str, NDArray[np.uint8]], now_ns: int) -> None:
         if self._settings.blind:
@@ -241,7 +315,11 @@ class _Run:
             inference = self._session.step(observation, instruction)
         except UnsafeActionError:
             return  # counted by the session; what was planned before goes on, or the arm holds
-        self._arriving = self._session.publish(observation, inference)
+        if inference.divergence:
+            self._divergences.append(inference.divergence)
+        self._arriving = chunk = self._session.publish(observation, inference)
+        if chunk is not None and chunk.recovery_ns:
+            self._recoveries_ns.append(chunk.recovery_ns)
 
     def _deliver(self, now_ns: int) -> None:
         chunk = self._arriving
@@ -249,18 +327,7 @@ class _Run:
             return
         self._arriving = None
         self._capture_of[chunk.chunk_id] = chunk.timeline.capture_ns
-        self._player.accept(
-            PlayableChunk(
-                chunk_id=chunk.chunk_id,
-                capture_ns=chunk.timeline.capture_ns,
-                planned_start_ns=chunk.planned_start_ns,
-                period_ns=chunk.inference.period_ns,
-                first_valid_index=chunk.first_valid_index,
-                joint_names=self._robot.joint_names,
-                actions=chunk.inference.actions,
-            ),
-            now_ns,
-        )
+        self._player.accept(PlayableChunk.of(chunk, self._robot.joint_names), now_ns)
 
 
 def name_another(instruction: str, episode: Episode) -> str:
