@@ -66,6 +66,7 @@ class Policy(Protocol):
         """Draw noise from here on as a policy made with this seed; nothing where none is drawn."""
         ...
 
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Guidance:
     """What a denoising is drawn to; the formula is in `models.flow.Guidance`."""

@@ -120,9 +120,7 @@ def _demonstrate_mixed(recorder: _Recorder) -> None:
     if random.random() < 0.6:
         mean = float(random.uniform(0.01, 0.1) * random.choice([-1.0, 1.0]))
     changes = speed_changes(random, mean, MIXED_S) if mean and random.random() < 0.8 else []
-    world.reset(
-        int(random.integers(2**31)), mean, float(random.uniform(0.6, 1.4)), _start(random)
-    )
+    world.reset(int(random.integers(2**31)), mean, float(random.uniform(0.6, 1.4)), _start(random))
     noise_rad = float(random.choice([0.0, 0.01, 0.03, 0.06]))
     named, next_switch_s = "", 0.0
     jolt, jolt_until_s = np.zeros(6), 0.0

@@ -41,9 +41,7 @@ def evaluate(
     Returns:
         Cell → summary as `rollout_report.summarize` makes it.
     """
-    done: dict[str, Any] = (
-        json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    )
+    done: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     missing = {
         name: cell
         for name, cell in cells(settings).items()

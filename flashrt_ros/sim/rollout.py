@@ -53,7 +53,7 @@ class RolloutSettings:
 
     policy: PolicySettings = field(default_factory=PolicySettings)
     robot: str = "so101"
-    latency: Latency = FixedLatency(0)
+    latency: Latency = field(default_factory=lambda: FixedLatency(0))
     """From capture to publication of a chunk."""
     replan: int = 4
     """Actions between two inferences, more where an inference takes longer."""
@@ -227,7 +227,8 @@ class _Run:
     def result(self) -> EpisodeResult:
         episode, world, robot = self._episode, self._world, self._robot
         episode.lay_out(world)
-        self._timed.reseed(episode.seed)
+        # Of the episode, so that it does not matter which ones were run before.
+        self._timed.reseed(self._settings.policy.seed * 1_000_003 + episode.seed)
         self._session.reset(EPISODE)
         judge = Judge(episode)
         tick = 0

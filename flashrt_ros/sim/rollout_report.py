@@ -25,9 +25,7 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
         raise ValueError(f"{successes} of {trials}: expected at least one trial")
     rate, z2 = successes / trials, _Z_95**2
     centre = (rate + z2 / (2 * trials)) / (1 + z2 / trials)
-    half = _Z_95 / (1 + z2 / trials) * math.sqrt(
-        rate * (1 - rate) / trials + z2 / (4 * trials**2)
-    )
+    half = _Z_95 / (1 + z2 / trials) * math.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials**2))
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
@@ -129,7 +127,9 @@ def contact_sheet(
     return np.concatenate(strips, axis=0)
 
 
-def write_video(file: Path, results: Sequence[EpisodeResult], rate_hz: float, scale: int = 3) -> None:
+def write_video(
+    file: Path, results: Sequence[EpisodeResult], rate_hz: float, scale: int = 3
+) -> None:
     """Recorded episodes one after the other, as .gif or (where ffmpeg is installed) .mp4.
 
     Raises:

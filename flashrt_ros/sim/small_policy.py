@@ -34,7 +34,7 @@ from flashrt_ros.sim.kinematics import JOINT_NAMES
 VIEWS = {"overhead": "base_0_rgb", "wrist": "left_wrist_0_rgb"}
 """Camera of the belt world → view of the policy, as in config/robots/so101.yaml."""
 TOKENIZER_FILE = "tokenizer.json"
-_WORDS = (
+_WORDS = (  # noqa: SIM905 - a line of words reads better than a list of strings
     "task state action touch reach press go to the block cube one flashing marked lit please now "
     "and then a move stop wait hand finger arm belt left right middle"
 ).split()

@@ -136,9 +136,7 @@ class Episode:
         world.reset(self.seed, self.belt_speed_m_s, self.light)
 
 
-def draw_episode(
-    task: str, seed: int, belt_speed_m_s: float = NOMINAL_BELT_SPEED_M_S
-) -> Episode:
+def draw_episode(task: str, seed: int, belt_speed_m_s: float = NOMINAL_BELT_SPEED_M_S) -> Episode:
     """The episode of a task that belongs to a seed.
 
     `belt_speed_m_s`: mean speed in `intercept`, 0 to 0.1; the direction is drawn. Raises

@@ -28,6 +28,7 @@ from flashrt_ros.models.weights import named_tensors
 from flashrt_ros.sim import demonstrations as demos
 from flashrt_ros.sim.demonstrations import Demonstrations
 from flashrt_ros.sim.evaluation import evaluate
+from flashrt_ros.sim.model_card import EVALUATION_FILE, write_card
 from flashrt_ros.sim.rollout import RolloutSettings
 from flashrt_ros.sim.small_policy import (
     CONFIG,
@@ -77,11 +78,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             RolloutSettings(policy=policy),
             given.evaluation_episodes,
             given.workers,
-            out / "evaluation.json",
+            out / EVALUATION_FILE,
             lambda name, done, total: bar(done, total, name),
         )
         bar.close()
         times["evaluation_s"] = time.monotonic() - begin_s
+        write_card(out)
     print({name: round(value, 1) for name, value in times.items()})
     return 0
 
@@ -111,9 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _demonstrations(
-    given: argparse.Namespace, work: Path
-) -> tuple[Demonstrations, Demonstrations]:
+def _demonstrations(given: argparse.Namespace, work: Path) -> tuple[Demonstrations, Demonstrations]:
     bar = Bar("demonstrations")
     folder, first = work / "demonstrations", given.seed * 10_000_000
     files = demos.prepare(folder, given.episodes, given.workers, first, progress=bar)

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo  # optimisers import it late, which crashes once a process has drawn with Mesa
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -187,9 +188,7 @@ class Batches:
             fillers = 3 if float(torch.rand((), generator=self._lengths)) < 0.25 else 0
             # Encoders err, and pictures are a little older than the joint states.
             spread = 0.012 * torch.rand((size, 1), generator=g, device=self._device)
-            states = states + spread * torch.randn(
-                states.shape, generator=g, device=self._device
-            )
+            states = states + spread * torch.randn(states.shape, generator=g, device=self._device)
         relative = actions - states[:, None]
         normalized = (relative - self._low) / self._width * 2 - 1
         return images, self._prompts(targets, states, variants, fillers), normalized
