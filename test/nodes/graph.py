@@ -78,6 +78,8 @@ class Graph:
     def start(self, node: str, *arguments: str, **parameters: Any) -> subprocess.Popen[bytes]:
         """Start a node with parameters (as JSON values) in a process group of its own."""
         command = [sys.executable, str(executable_path(node)), "--ros-args", *arguments]
+        if node == "policy":
+            parameters.setdefault("checkpoint", "expert")  # ready at once: no torch, no network
         for name, value in parameters.items():
             command += ["-p", f"{name}:={json.dumps(value)}"]
         return self.run(node, command)
