@@ -46,15 +46,16 @@ def write_card(folder: Path) -> None:
 def _introduction(name: str, model: dict[str, Any], size_mb: float) -> str:
     return f"""# {name}: a small π0.5 for the belt world
 
-The network of π0.5 with smaller numbers: two pictures of {model["image_size"]}×{model["image_size"]} in patches of
-{model["patch"]}, vision {model["vision_depth"]} layers of {model["vision_width"]}, prefix {model["depth"]} layers of \
-{model["width"]}, actions {model["depth"]} layers of {model["expert_width"]}; chunks of
-{model["horizon"]} actions of {model["action_dim"]} joints at 30 Hz, from the moment of the observation on.
-{size_mb:.1f} MB, bfloat16. It sees the belt world of
-`flashrt_ros/sim` only (cameras `overhead` and `wrist`) and understands "touch the red block", with `reach` and `press`,
-`cube`, the colours red, green, blue and yellow, and "touch the flashing block". It is there to judge latency and
-shortcuts in a closed loop; it moves no real robot. Trained from random weights on scripted demonstrations; Apache-2.0
-like the rest. Made by `flashrt_ros/sim/model_card.py`.
+The network of π0.5 with smaller numbers: two pictures of {model["image_size"]}×{model["image_size"]} in patches of \
+{model["patch"]}, vision {model["vision_depth"]} layers of {model["vision_width"]}, prefix
+{model["depth"]} layers of {model["width"]}, actions {model["depth"]} layers of {model["expert_width"]}; chunks of \
+{model["horizon"]} actions of {model["action_dim"]} joints at 30 Hz, from the moment of the
+observation on. {size_mb:.1f} MB, bfloat16.
+
+It knows the belt world of `flashrt_ros/sim` only (cameras `overhead` and `wrist`) and understands "touch the red
+block", with `reach` and `press`, `cube`, the colours red, green, blue and yellow, and "touch the flashing block". It is
+there to judge latency and shortcuts in a closed loop; it moves no real robot. Trained from random weights on scripted
+demonstrations; Apache-2.0 like the rest. This page is made by `flashrt_ros/sim/model_card.py`.
 """
 
 
@@ -106,12 +107,13 @@ def _latencies(evaluation: dict[str, Any]) -> str:
 def _controls(evaluation: dict[str, Any]) -> str:
     lines = [
         "## What must fail\n",
-        "| | success | 95 % interval |",
-        "|---|---|---|",
+        "| | episodes | success | 95 % interval |",
+        "|---|---|---|---|",
     ]
-    for name, cell in evaluation.items():
+    for cell in evaluation.values():
         if cell["settings"]["blind"] or cell["settings"]["wrong_instruction"]:
-            lines.append(f"| {name.replace('blind', 'with black pictures')} | {_success(cell)} |")
+            said = f"`{cell['task']}`, {'black pictures' if cell['settings']['blind'] else 'another block named'}"
+            lines.append(f"| {said} | {cell['episodes']} | {_success(cell)} |")
     return "\n".join([*lines, ""])
 
 
