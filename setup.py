@@ -25,9 +25,22 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.10",
-    packages=[*packages, *(f"flashrt_ros.{name}" for name in kernels), "flashrt_ros.config"],
-    package_dir={"flashrt_ros.kernels": "kernels", "flashrt_ros.config": "config"},
-    package_data={"flashrt_ros.config": ["**/*"], "flashrt_ros.offline": ["*.css"]},
+    packages=[
+        *packages,
+        *(f"flashrt_ros.{name}" for name in kernels),
+        "flashrt_ros.config",
+        "flashrt_ros.checkpoints",
+    ],
+    package_dir={
+        "flashrt_ros.kernels": "kernels",
+        "flashrt_ros.config": "config",
+        "flashrt_ros.checkpoints": "checkpoints",
+    },
+    package_data={
+        "flashrt_ros.config": ["**/*"],
+        "flashrt_ros.checkpoints": ["**/*"],
+        "flashrt_ros.offline": ["*.css"],
+    },
     entry_points={"console_scripts": ["flashrt = flashrt_ros.cli:main"]},
     install_requires=[
         "numpy>=1.21",

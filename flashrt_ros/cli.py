@@ -22,6 +22,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_replay(commands)
     _add_calibrate(commands)
     _add_report(commands)
+    _add_rollout(commands)
     _add_inspect(commands)
     _add_convert(commands)
     _add_bench(commands)
@@ -79,7 +80,10 @@ def _add_demo_arguments(demo: argparse.ArgumentParser) -> None:
     )
     demo.add_argument("--instruction", default="touch the red block", metavar="TEXT")
     demo.add_argument(
-        "--checkpoint", default="expert", metavar="PATH", help="default: the scripted expert"
+        "--checkpoint",
+        default="pi05_belt",
+        metavar="PATH",
+        help="folder; default: the small π0.5 that comes along; `expert`: the scripted expert",
     )
     demo.add_argument("--seed", type=int, default=0, help="of the world")
     demo.add_argument(
@@ -187,7 +191,11 @@ def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _add_policy_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--checkpoint", metavar="PATH", help="default: the scripted expert")
+    parser.add_argument(
+        "--checkpoint",
+        metavar="PATH",
+        help="folder, or `expert`, the scripted expert; default: the small π0.5 that comes along",
+    )
     parser.add_argument("--robot", metavar="ROBOT", help="contract: name or file; default: so101")
     parser.add_argument("--instruction", metavar="TEXT", help="default: as the bag has it")
     parser.add_argument(
@@ -317,6 +325,54 @@ def _report(given: argparse.Namespace) -> int:
     print(report.table())
     print(f"\n{PAGE_NAME} and pictures: {out}")
     return 0
+
+
+def _add_rollout(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "rollout", help="count how often a policy succeeds at a task of the simulated belt"
+    )
+    add = parser.add_argument
+    add(
+        "--task",
+        choices=("reach", "intercept", "switch", "nudge", "flash"),
+        default="reach",
+        help="see docs/policy.md",
+    )
+    add("--episodes", type=int, default=100, metavar="N")
+    add("--first-seed", type=int, default=0, metavar="N", help="of the episodes, counted up")
+    add(
+        "--checkpoint",
+        default="pi05_belt",
+        metavar="PATH",
+        help="folder; default: the small π0.5 that comes along; `expert`: the scripted expert",
+    )
+    add("--device", default="cpu", help="cpu, cuda, cuda:1, auto")
+    add("--steps", type=int, default=10, metavar="N", help="denoising steps")
+    add("--seed", type=int, default=0, help="of the noise that actions are drawn from")
+    add(
+        "--latency",
+        default="0",
+        metavar="TIME",
+        help="of an inference in simulated time: 40ms; `real`: as here; a JSON list of milliseconds",
+    )
+    add("--replan", type=int, default=4, metavar="N", help="actions between two inferences")
+    add("--seam", choices=("replace", "blend", "ensemble", "rtc"), default="replace")
+    add("--warm-start", type=int, default=0, metavar="N", help="steps of warm inferences; 0: none")
+    add("--belt-speed", type=float, default=0.08, metavar="M_S", help="`intercept`: mean [m/s]")
+    add("--image-size", type=int, default=96, metavar="PIXELS", help="of the cameras")
+    add("--blind", action="store_true", help="black pictures: how much is luck")
+    add("--wrong-instruction", action="store_true", help="another block is named")
+    add("--workers", type=int, default=0, metavar="N", help="processes; 0: one for each core")
+    add("--json", type=Path, metavar="FILE", help="all figures, and each episode")
+    add("--video", type=Path, metavar="FILE", help="the first 12 episodes, .gif or .mp4")
+    add("--sheet", type=Path, metavar="FILE", help="pictures of the first 12 episodes, .png")
+    parser.set_defaults(run=_rollout)
+
+
+def _rollout(given: argparse.Namespace) -> int:
+    from flashrt_ros.sim.rollout_command import run_rollout
+
+    return run_rollout(given)
 
 
 def _add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:

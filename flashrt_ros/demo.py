@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flashrt_ros.control.policies import SMALL
 from flashrt_ros.observation.age_log import read_records
 from flashrt_ros.offline.report import PAGE_NAME, write_report
 from flashrt_ros.offline.run_log import LOG_NAME, Run, read_run
@@ -45,7 +46,7 @@ class DemoSettings:
     folder: Path
     """Logs, summary.json, ages.csv and the report go here."""
     instruction: str = "touch the red block"
-    checkpoint: str = "expert"
+    checkpoint: str = SMALL
     seed: int = 0
     belt_speed_m_s: float = 0.04
     camera_delay_ms: float = 0.0

@@ -14,9 +14,6 @@ _PREFIXES = [parent for folder in _FOLDERS for parent in folder.parents]
 def config_path(name: str) -> Path:
     """Path of a file or folder of config/, for example ``fastdds.xml`` or ``robots/so101.yaml``.
 
-    Looks where each way of installing puts them: inside the package (pip), beside it (a checkout), and in
-    ``share/flashrt_ros`` of the prefix that holds the package (colcon, ament, ``make build``).
-
     Args:
         name: path below config/, with forward slashes.
 
@@ -26,14 +23,25 @@ def config_path(name: str) -> Path:
     Raises:
         FileNotFoundError: nothing of that name in any of them; the message lists the folders searched.
     """
+    return _shared("config", name)
+
+
+def checkpoint_path(name: str) -> Path:
+    """Path of the folder of a checkpoint that comes with the package; otherwise as `config_path`."""
+    return _shared("checkpoints", name)
+
+
+def _shared(kind: str, name: str) -> Path:
+    """Looks where each way of installing puts files: inside the package (pip), beside it (a checkout), and in
+    ``share/flashrt_ros`` of the prefix that holds the package (colcon, ament, ``make build``)."""
     places = [*_FOLDERS, *(folder.parent for folder in _FOLDERS)]
     places += [prefix / "share" / "flashrt_ros" for prefix in _PREFIXES]
-    folders = [place / "config" for place in places if (place / "config").is_dir()]
+    folders = [place / kind for place in places if (place / kind).is_dir()]
     for folder in folders:
         if (folder / name).exists():
             return folder / name
-    searched = ", ".join(map(str, folders)) or f"no config/ beside {_FOLDERS[0]}"
-    raise FileNotFoundError(f"no {name!r} in config/ as installed, looked in {searched}")
+    searched = ", ".join(map(str, folders)) or f"no {kind}/ beside {_FOLDERS[0]}"
+    raise FileNotFoundError(f"no {name!r} in {kind}/ as installed, looked in {searched}")
 
 
 def executable_path(name: str) -> Path:

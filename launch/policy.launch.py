@@ -44,7 +44,8 @@ ARGUMENTS = [
     DeclareLaunchArgument(
         "checkpoint",
         default_value="",
-        description="Folder of a checkpoint, or `expert`, the scripted policy; empty: as in params_file.",
+        description="Folder of a checkpoint, `pi05_belt`, the small one that comes along, or `expert`, the scripted "
+        "policy; empty: as in params_file.",
     ),
     DeclareLaunchArgument(
         "instruction",

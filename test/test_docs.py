@@ -57,13 +57,14 @@ def tutorial(checkout):
 def test_tutorial_does_what_it_says(tutorial):
     ended, folder = tutorial
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    for path in ("runs/demo/report.html", "runs/comparison/report.html", "runs/tiny/report.html"):
+    for path in ("runs/demo/report.html", "runs/comparison/report.html", "runs/expert/report.html"):
         assert (folder / path).is_file()
     difference = ended.stdout.partition("=== slow minus demo [ms], 95 % intervals")[2]
     assert difference, ended.stdout
     input_ms = float(re.search(r"^input +([+-][\d.]+) \[", difference, re.MULTILINE).group(1))
     assert input_ms > 60, "the delay is found in the term input"
-    assert "pi05/tiny_so101/float32" in (folder / "runs/tiny/report.json").read_text()
+    assert "pi05/pi05_belt/float32" in (folder / "runs/demo/report.json").read_text()
+    assert "pi05" not in (folder / "runs/expert/report.json").read_text()
 
 
 @pytest.mark.graph

@@ -236,7 +236,7 @@ def build_package() -> None:
     """Brings $BUILD/prefix and $BUILD/setup.bash up to the checkout."""
     environment = make_environment()
     recipes = ("CMakeLists.txt", "package.xml", "cmake", "msg", "tools/bootstrap.py")
-    linked = [ROOT / name for name in ("flashrt_ros", "kernels", "config", "launch")]
+    linked = [ROOT / name for name in ("flashrt_ros", "kernels", "checkpoints", "config", "launch")]
     wanted = {
         "environment": f"{environment} {PREFIX}",
         "recipes": digest([ROOT / name for name in recipes]),

@@ -272,8 +272,9 @@ POLICY = (
     _ROBOT,
     Parameter(
         "checkpoint",
-        "expert",
-        "What infers: folder of a π0 or π0.5 checkpoint (openpi, LeRobot, converted), or `expert`, the scripted one.",
+        "pi05_belt",
+        "What infers: folder of a π0 or π0.5 checkpoint (openpi, LeRobot, converted); `pi05_belt`, the small one that "
+        "comes along; or `expert`, the scripted one.",
     ),
     Parameter(
         "device",

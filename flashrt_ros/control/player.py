@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from flashrt_ros.control.chunk import Chunk
+
 HOLD_EXHAUSTED = "exhausted"
 """The last action was applied and no newer chunk came."""
 HOLD_STALE = "stale"
@@ -31,6 +33,20 @@ class PlayableChunk:
     """[horizon, joints]"""
     end_index: int
     """Actions from here on are too old to be applied."""
+
+    @classmethod
+    def of(cls, chunk: Chunk, joint_names: Sequence[str]) -> PlayableChunk:
+        """A session's chunk, where no message lies between."""
+        return cls(
+            chunk_id=chunk.chunk_id,
+            capture_ns=chunk.timeline.capture_ns,
+            planned_start_ns=chunk.planned_start_ns,
+            period_ns=chunk.inference.period_ns,
+            first_valid_index=chunk.first_valid_index,
+            joint_names=joint_names,
+            actions=chunk.actions,
+            end_index=chunk.end_index,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

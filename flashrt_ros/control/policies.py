@@ -1,4 +1,4 @@
-"""Policies by name: the scripted expert, or a checkpoint."""
+"""Policies by name: a checkpoint, the one that comes along, or the scripted expert."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from flashrt_ros.control.robot import Robot, RobotError
 from flashrt_ros.control.seams import SeamKind
 from flashrt_ros.control.warm_start import WarmStart
 from flashrt_ros.observation.frame import Observation, Role
+from flashrt_ros.paths import checkpoint_path
 
 if TYPE_CHECKING:  # torch is imported by those who run a checkpoint only
     from flashrt_ros.models.policy import FlowPolicy
@@ -28,6 +29,8 @@ if TYPE_CHECKING:  # torch is imported by those who run a checkpoint only
 
 EXPERT = "expert"
 """Name of the scripted expert, in place of a checkpoint's path."""
+SMALL = "pi05_belt"
+"""Name of the small π0.5 that comes along, trained for the belt world of `sim/`."""
 
 
 class PolicyError(ValueError):
@@ -38,8 +41,8 @@ class PolicyError(ValueError):
 class PolicySettings:
     """What a policy is made of."""
 
-    checkpoint: str = EXPERT
-    """`expert`, or the folder of a checkpoint."""
+    checkpoint: str = SMALL
+    """The folder of a checkpoint; `pi05_belt`, the small π0.5 that comes along; or `expert`."""
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1`; `auto` takes a GPU where there is one."""
     precision: str = "auto"
@@ -112,17 +115,29 @@ def release_memory() -> None:
         torch.cuda.empty_cache()
 
 
+def checkpoint_folder(checkpoint: str) -> Path:
+    """Folder of a checkpoint that is given by its path, or by the name `SMALL`.
+
+    Raises:
+        PolicyError: there is none.
+    """
+    if checkpoint == SMALL:
+        return checkpoint_path(SMALL)
+    folder = Path(checkpoint).expanduser()
+    if not folder.is_dir():
+        raise PolicyError(
+            f"checkpoint: expected a checkpoint's folder, {SMALL!r} or {EXPERT!r}, found {str(folder)!r}"
+        )
+    return folder
+
+
 class CheckpointPolicy:
     """A π0 or π0.5 checkpoint as a policy: views by the contract's features, positions in the policy's units."""
 
     def __init__(
         self, settings: PolicySettings, robot: Robot, progress: Callable[[str], None]
     ) -> None:
-        folder = Path(settings.checkpoint).expanduser()
-        if not folder.is_dir():
-            raise PolicyError(
-                f"checkpoint: expected {EXPERT!r} or a checkpoint's folder, found {str(folder)!r}"
-            )
+        folder = checkpoint_folder(settings.checkpoint)
         progress("importing torch")
         # Only those who run a checkpoint need torch.
         import torch
@@ -246,6 +261,10 @@ class CheckpointPolicy:
     def reset(self) -> None:
         """Nothing is carried over between chunks."""
 
+    def reseed(self, seed: int) -> None:
+        """Draw noise from here on as if made with this seed."""
+        self._seed = seed
+
 
 def noise_seed(seed: int, stamp_ns: int) -> int:
     """Seed of the noise for the observation of a stamp [ns]."""
@@ -336,3 +355,6 @@ class ExpertPolicy:
     def reset(self) -> None:
         """Forget where blocks were seen."""
         self._expert.reset()
+
+    def reseed(self, seed: int) -> None:
+        """Nothing is drawn."""

@@ -62,6 +62,10 @@ class Policy(Protocol):
         """Forget whatever was remembered from earlier observations."""
         ...
 
+    def reseed(self, seed: int) -> None:
+        """Draw noise from here on as a policy made with this seed; nothing where none is drawn."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Guidance:

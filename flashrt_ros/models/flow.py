@@ -87,15 +87,17 @@ def uniform_times(steps: int, start_time: float = 1.0) -> tuple[float, ...]:
     return tuple(start_time * (1.0 - i / steps) for i in range(steps))
 
 
-def time_embedding(times: Sequence[float], config: ModelConfig) -> Tensor:
-    """Sine and cosine features of flow times, float32 [N, E], on the CPU.
+def time_embedding(times: Sequence[float] | Tensor, config: ModelConfig) -> Tensor:
+    """Sine and cosine features of flow times [N], float32 [N, E], where the times are.
 
     Periods run geometrically from `min_period` to `max_period`; angles are float64, as in openpi
     and LeRobot, of a time rounded to float32.
     """
-    fraction = torch.linspace(0.0, 1.0, config.expert_width // 2, dtype=torch.float64)
+    time = torch.as_tensor(times, dtype=torch.float32).double()
+    fraction = torch.linspace(
+        0.0, 1.0, config.expert_width // 2, dtype=torch.float64, device=time.device
+    )
     period = config.min_period * (config.max_period / config.min_period) ** fraction
-    time = torch.tensor(times, dtype=torch.float32).double()
     angle = (2.0 * math.pi / period) * time[:, None]
     return torch.cat((angle.sin(), angle.cos()), dim=-1).float()
 
@@ -113,17 +115,22 @@ def flow_times(w: Weights, config: ModelConfig, times: Sequence[float]) -> FlowT
         raise ValueError(f"times: expected flow times in (0, 1], found {list(times)}")
     if list(times) != sorted(set(times), reverse=True):
         raise ValueError(f"times: expected decreasing flow times, found {list(times)}")
+    return FlowTimes(tuple(times), time_terms(w, config, torch.tensor(times)))
+
+
+def time_terms(w: Weights, config: ModelConfig, times: Tensor) -> Tensor:
+    """`FlowTimes.terms` of times [N], in any order."""
     flow, expert = w.flow, w.expert
     x = time_embedding(times, config).to(w.device)  # [N, E]
     if expert.modulation is None or expert.modulation_bias is None:  # π0
         time_half = flow.time_in[:, config.expert_width :]
-        return FlowTimes(tuple(times), F.linear(x, time_half, flow.time_in_bias))
+        return F.linear(x, time_half, flow.time_in_bias)
     x = F.silu(F.linear(x, flow.time_in, flow.time_in_bias))
     x = F.silu(F.linear(x, flow.time_out, flow.time_out_bias))
     x = F.linear(x, expert.modulation.flatten(0, 1), expert.modulation_bias.flatten())
     terms = x.view(len(times), config.norm_sites, 3, config.expert_width)
     terms[:, :, 0] += 1.0
-    return FlowTimes(tuple(times), terms)
+    return terms
 
 
 def append_state(
@@ -147,10 +154,10 @@ def append_state(
 def velocity(
     w: Weights, config: ModelConfig, prefix: PrefixCache, x_t: Tensor, term: Tensor
 ) -> Tensor:
-    """One evaluation of the network: noisy actions [H, A] → velocity [H, A], both float32.
+    """One evaluation of the network: noisy actions [..., H, A] → velocity, both float32.
 
     `prefix` ends with the state token for π0; `term` is the row of `FlowTimes.terms` for the time
-    of `x_t`. All actions see the prefix and each other.
+    of `x_t`, [..., 2*L+1, 3, E] in π0.5. All actions see the prefix and each other.
     """
     flow = w.flow
     x = F.linear(x_t, flow.action_in, flow.action_in_bias)  # [H, E]
@@ -192,30 +199,31 @@ def denoise(
 def _norm(w: Weights, modulation: Tensor | None, x: Tensor, site: int) -> Tensor:
     """Plain norm in π0 (`modulation` is None), adaptive norm in π0.5."""
     if modulation is not None:
-        return rms_norm(x, modulation[site, 0], modulation[site, 1])
+        return rms_norm(x, *(modulation[..., site, part, None, :] for part in (0, 1)))
     assert w.expert.norm is not None
     return rms_norm(x, w.expert.norm[site])
 
 
 def _residual(modulation: Tensor | None, x: Tensor, y: Tensor, site: int) -> Tensor:
     """Add a branch's output `y` to its input `x`, gated in π0.5."""
-    return x + y if modulation is None else x + y * modulation[site, 2].to(y.dtype)
+    return x + y if modulation is None else x + y * modulation[..., site, 2, None, :].to(y.dtype)
 
 
 def _run_expert(
     w: Weights, config: ModelConfig, prefix: PrefixCache, x: Tensor, modulation: Tensor | None
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Rows [n, E] behind the prefix through all layers; also each layer's keys, values [n, d].
+    """Rows [..., n, E] behind the prefix through all layers; also their keys, values [..., n, d].
 
-    `modulation`: [2*L+1, 3, E] of one flow time in π0.5, None in π0.
+    `modulation`: [..., 2*L+1, 3, E] of one flow time in π0.5, None in π0.
     """
     e = w.expert
-    positions = torch.arange(prefix.length, prefix.length + len(x), device=x.device)
+    positions = torch.arange(prefix.length, prefix.length + x.shape[-2], device=x.device)
     rotation = rotary_table(config.head_dim, positions)
     new_keys, new_values = [], []
     for i in range(config.depth):
         q, k, v = project_qkv(_norm(w, modulation, x, 2 * i), e.qkv[i], config, rotation)
-        keys, values = torch.cat((prefix.keys[i], k)), torch.cat((prefix.values[i], v))  # [P+n, d]
+        keys = torch.cat((prefix.keys[i], k), dim=-2)  # [..., P+n, d]
+        values = torch.cat((prefix.values[i], v), dim=-2)
         x = _residual(modulation, x, F.linear(attend(q, keys, values), e.out[i]), 2 * i)
         y = geglu(_norm(w, modulation, x, 2 * i + 1), e.gate_up[i], e.down[i])
         x = _residual(modulation, x, y, 2 * i + 1)

@@ -1,7 +1,8 @@
 """Gemma over the prefix, and the pieces that the action expert shares with it.
 
-Batch 1 throughout: a sequence is [tokens, width], and every token in it is valid. Padded prompt
+Batch 1 in inference: a sequence is [tokens, width], and every token in it is valid. Padded prompt
 tokens and masked views take no position and are seen by nobody, so they are left out beforehand.
+Training puts several sequences of one length in front: [..., tokens, width].
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ ROPE_BASE = 10000.0
 class PrefixCache:
     """Keys and values of every layer for the P tokens of a prefix; the keys are rotated."""
 
-    keys: Tensor  # [L, P, head_dim]
-    values: Tensor  # [L, P, head_dim]
+    keys: Tensor  # [L, ..., P, head_dim]
+    values: Tensor  # [L, ..., P, head_dim]
 
     @property
     def length(self) -> int:
         """Number of prefix tokens, also the position of the first token after them."""
-        return self.keys.shape[1]
+        return self.keys.shape[-2]
 
 
 def embed_prompt(w: LanguageWeights, tokens: Tensor) -> Tensor:
@@ -51,13 +52,13 @@ def project_first(w: LanguageWeights, config: ModelConfig, x: Tensor, positions:
 def encode_prefix(
     w: LanguageWeights, config: ModelConfig, x: Tensor, first: Tensor | None = None
 ) -> PrefixCache:
-    """Prefix embeddings [P, D], views first and then the prompt, → keys and values.
+    """Prefix embeddings [..., P, D], views first and then the prompt, → keys and values.
 
     Attention is bidirectional. The last layer ends at its keys and values: nothing reads the
     rest of it. Norms and rotations are computed in float32, the rest in the weights' precision.
     `first`: layer 0's projections of all of x where they are known, see `project_first`.
     """
-    rotation = rotary_table(config.head_dim, torch.arange(len(x), device=x.device))
+    rotation = rotary_table(config.head_dim, torch.arange(x.shape[-2], device=x.device))
     keys, values = [], []
     for i in range(config.depth):
         if i == 0 and first is not None:
@@ -83,10 +84,11 @@ def rms_norm(x: Tensor, scale: Tensor, shift: Tensor | None = None) -> Tensor:
 def project_qkv(
     x: Tensor, weight: Tensor, config: ModelConfig, rotation: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """[n, width] → queries [n, heads, d], key [n, d], value [n, d]; queries and key rotated."""
-    qkv = F.linear(x, weight).view(len(x), config.heads + 2, config.head_dim)
-    rotated = rotate(qkv[:, :-1], rotation)
-    return rotated[:, :-1], rotated[:, -1], qkv[:, -1]
+    """[..., n, width] → queries [..., n, heads, d], key and value [..., n, d]; all but the value
+    rotated."""
+    qkv = F.linear(x, weight).unflatten(-1, (config.heads + 2, config.head_dim))
+    rotated = rotate(qkv[..., :-1, :], rotation)
+    return rotated[..., :-1, :], rotated[..., -1, :], qkv[..., -1, :]
 
 
 def rotary_table(head_dim: int, positions: Tensor) -> Tensor:
@@ -97,20 +99,22 @@ def rotary_table(head_dim: int, positions: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
-    """Rotary embedding of [n, heads, d], first half against second, in float32."""
+    """Rotary embedding of [..., n, heads, d], first half against second, in float32."""
     cos, sin = rotation
     a, b = x.float().chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Queries [n, heads, d] over the one key/value head [m, d] → [n, heads*d]. All see all.
+    """Queries [..., n, heads, d] over the one key/value head [..., m, d] → [..., n, heads*d].
 
-    With one key/value head this is one attention head with n*heads rows of queries: a view.
+    All see all. With one key/value head this is one attention head with n*heads rows of queries:
+    a view.
     """
-    n, heads, d = q.shape
-    rows = q.reshape(1, 1, n * heads, d)
-    return F.scaled_dot_product_attention(rows, k[None, None], v[None, None]).view(n, heads * d)
+    *batch, n, heads, d = q.shape
+    rows = q.reshape(-1, 1, n * heads, d)
+    k, v = (x.reshape(-1, 1, *x.shape[-2:]) for x in (k, v))
+    return F.scaled_dot_product_attention(rows, k, v).reshape(*batch, n, heads * d)
 
 
 def geglu(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:

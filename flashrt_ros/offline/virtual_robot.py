@@ -64,6 +64,9 @@ class _TimedPolicy:
     def reset(self) -> None:
         self._policy.reset()
 
+    def reseed(self, seed: int) -> None:
+        self._policy.reseed(seed)
+
 
 class _TimedFlowPolicy(_TimedPolicy):
     """The same for one that denoises stage by stage."""

@@ -9,6 +9,7 @@ replanning causes no jumps.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,21 +53,45 @@ def plan_touch(
     the law's own, so that a moving block is met and not followed. No joint is asked for more than
     MAX_JOINT_SPEED_RAD_S. A block outside the workspace is awaited above the nearest point of it.
     """
+
+    def goal(joints: NDArray[np.float64], time_s: float) -> NDArray[np.float64]:
+        return _goal(joints, block, time_s)
+
+    return _plan(joint_positions, goal, horizon, period_s)
+
+
+def plan_posture(
+    joint_positions: NDArray[np.floating],
+    goal_rad: NDArray[np.floating],
+    horizon: int,
+    period_s: float,
+) -> NDArray[np.float32]:
+    """Commands as `plan_touch` gives, towards the joint positions `goal_rad` [6]."""
+    fixed = np.asarray(goal_rad, dtype=np.float64)
+    return _plan(joint_positions, lambda joints, time_s: fixed, horizon, period_s)
+
+
+def _plan(
+    joint_positions: NDArray[np.floating],
+    goal: Callable[[NDArray[np.float64], float], NDArray[np.float64]],
+    horizon: int,
+    period_s: float,
+) -> NDArray[np.float32]:
+    """Follow the law towards `goal(joints, time_s)`; commands [horizon, 6]."""
     dt = period_s / _SUBSTEPS
     lead = round(scene.SERVO_LAG_S / dt)
     joints = np.clip(np.asarray(joint_positions, dtype=np.float64), *kinematics.JOINT_LIMITS_RAD.T)
     steps = [joints]
     for step in range((horizon - 1) * _SUBSTEPS + lead):
-        joints = joints + _joint_step(joints, block, step * dt, dt)
+        joints = joints + _joint_step(joints, goal(joints, step * dt), dt)
         steps.append(joints)
     return np.stack(steps[lead::_SUBSTEPS]).astype(np.float32)
 
 
 def _joint_step(
-    joints: NDArray[np.float64], block: BlockMotion, time_s: float, dt: float
+    joints: NDArray[np.float64], goal: NDArray[np.float64], dt: float
 ) -> NDArray[np.float64]:
     """The change of the joints [6] in `dt`: towards the goal, all joints in the same proportion."""
-    goal = _goal(joints, block, time_s)
     way = goal - joints
     share = _GAIN_PER_S * dt
     fastest = share * float(np.abs(way).max()) / (MAX_JOINT_SPEED_RAD_S * dt)

@@ -28,6 +28,7 @@ USERDATA = (
     "belt_speed_m_s",
     "belt_phase_m",
     "light",
+    "lamp",  # 0: dark, n: lit in the n-th of the scene's colours
     *(f"{name}_target" for name in arm.JOINT_NAMES),
 )
 
@@ -38,6 +39,8 @@ MARK_PITCH_M = 0.0760  # a whole number of them is the belt's length
 MAX_BELT_SPEED_M_S = 0.20
 GAUGE_HALF_LENGTH_M = 0.14
 GAUGE_X_M = 0.375
+LAMP_Y_M = 0.215  # beside the gauge
+LAMP_DARK_RGBA = (0.07, 0.07, 0.08, 1.0)
 FINGERTIP_RADIUS_M = 0.007
 
 # Servos like a 3 N m hobby bus servo: stiff, near critically damped, 5 rad/s without load, where
@@ -86,6 +89,7 @@ def mjcf(colours: Sequence[str], image_height: int, image_width: int) -> str:
     <material name="white" rgba="0.93 0.93 0.91 1" specular="0.4"/>
     <material name="motor" rgba="0.13 0.13 0.14 1" specular="0.5"/>
     <material name="needle" rgba="0.97 0.97 0.95 1" specular="0"/>
+    <material name="lamp" specular="0" emission="0.6"/>
   </asset>
   <worldbody>
     <light name="sun" directional="true" pos="0.4 -0.5 1.4" dir="-0.25 0.35 -1"
@@ -128,7 +132,7 @@ def _belt() -> str:
             f'<geom type="box" pos="{centre} {side * (visible + hood)} 0.04" material="housing"'
             f' size="{half_width + 0.02} {hood} 0.04"/>'
         )
-    parts.append(_gauge())
+    parts += [_gauge(), _lamp()]
     marks = []
     count = round(2 * BELT_HALF_LENGTH_M / MARK_PITCH_M)
     for index in range(count):
@@ -157,6 +161,17 @@ def _gauge() -> str:
       size="0.016 {GAUGE_HALF_LENGTH_M + 0.012} 0.0024"/>{ticks}
     <body name="gauge_needle" mocap="true" pos="{GAUGE_X_M} 0 0.005">
       <geom type="box" material="needle" size="0.014 0.006 0.004"/></body>"""
+
+
+def _lamp() -> str:
+    """A lamp that can tell a colour for a moment."""
+    dark = " ".join(map(str, LAMP_DARK_RGBA))
+    return (
+        f'<geom type="cylinder" pos="{GAUGE_X_M} {LAMP_Y_M} 0.006" material="motor"'
+        ' size="0.032 0.006"/>'
+        f'<geom name="lamp" type="ellipsoid" pos="{GAUGE_X_M} {LAMP_Y_M} 0.012" material="lamp"'
+        f' size="0.027 0.027 0.016" rgba="{dark}"/>'
+    )
 
 
 def _arm() -> str:

@@ -48,8 +48,8 @@ except (ImportError, AttributeError, OSError) as error:
     raise RenderingUnavailableError(_EGL_HINT) from error
 
 _ARM = len(kinematics.JOINT_NAMES)
-_SPEED, _PHASE, _LIGHT = range(3)  # in scene.USERDATA
-_TARGETS = slice(3, 3 + _ARM)
+_SPEED, _PHASE, _LIGHT, _LAMP = range(4)  # in scene.USERDATA
+_TARGETS = slice(4, 4 + _ARM)
 # Everything that decides the future and the picture, and nothing derived from it.
 _STATE = (
     mujoco.mjtState.mjSTATE_TIME
@@ -90,8 +90,6 @@ class BeltWorld:
                 f"colours {list(colours)}: expected one or more different names of "
                 f"{', '.join(COLOURS)}"
             )
-        if not 0.2 <= light <= 2.0:
-            raise ValueError(f"light {light}: expected 0.2 to 2.0 (1 is normal)")
         height, width = image_size
         if min(height, width) < 16:
             raise ValueError(f"image_size {image_size}: expected (height, width) of at least 16")
@@ -108,9 +106,28 @@ class BeltWorld:
             self._model.vis.headlight.ambient.copy(),
             self._model.vis.headlight.diffuse.copy(),
         )
-        self._data.qpos[:_ARM] = HOME_RAD
-        self._data.ctrl[:_ARM] = HOME_RAD
-        self._data.userdata[_TARGETS] = HOME_RAD
+        self._lamp = int(self._model.geom("lamp").id)
+        self.reset(seed, belt_speed_m_s, light)
+
+    def reset(
+        self,
+        seed: int,
+        belt_speed_m_s: float = 0.0,
+        light: float = 1.0,
+        joint_positions_rad: NDArray[np.floating] = HOME_RAD,
+    ) -> None:
+        """Begin again, as a new world of the same colours would; its OpenGL context is kept.
+
+        `joint_positions_rad` [6]: where the arm is, at rest. Raises ValueError as the constructor
+        does.
+        """
+        if not 0.2 <= light <= 2.0:
+            raise ValueError(f"light {light}: expected 0.2 to 2.0 (1 is normal)")
+        mujoco.mj_resetData(self._model, self._data)
+        self.set_joint_targets(joint_positions_rad)
+        joints = self._data.userdata[_TARGETS]
+        self._data.qpos[:_ARM] = joints
+        self._data.ctrl[:_ARM] = joints
         self._data.userdata[_LIGHT] = light
         self.set_belt_speed(belt_speed_m_s)
         self._place_blocks(np.random.default_rng(seed))
@@ -186,6 +203,10 @@ class BeltWorld:
         self._data.userdata[_SPEED] = speed_m_s
         self._data.ctrl[_ARM + 1 :: 3] = speed_m_s
 
+    def set_lamp(self, colour: str | None) -> None:
+        """Light the lamp in the colour of one of the blocks; None: dark."""
+        self._data.userdata[_LAMP] = 0 if colour is None else 1 + self._block_index(colour)
+
     # -- what is measured
 
     @property
@@ -238,9 +259,12 @@ class BeltWorld:
         self._data.qvel[start : start + 2] += velocity_m_s
 
     def _block_start(self, colour: str) -> int:
+        return _ARM + 3 * self._block_index(colour)
+
+    def _block_index(self, colour: str) -> int:
         if colour not in self.colours:
             raise ValueError(f"block {colour!r}: expected one of {', '.join(self.colours)}")
-        return _ARM + 3 * self.colours.index(colour)
+        return self.colours.index(colour)
 
     # -- state and pictures
 
@@ -278,6 +302,10 @@ class BeltWorld:
         gauge = scene.GAUGE_HALF_LENGTH_M * self.belt_speed_m_s / scene.MAX_BELT_SPEED_M_S
         data.mocap_pos[self._marks, 1] = phase
         data.mocap_pos[self._needle, 1] = gauge
+        lamp = int(data.userdata[_LAMP])
+        model.geom_rgba[self._lamp] = (
+            (*COLOURS[self.colours[lamp - 1]], 1.0) if lamp else scene.LAMP_DARK_RGBA
+        )
         light = float(data.userdata[_LIGHT])
         model.light_diffuse[:] = light * self._lamps
         model.vis.headlight.ambient[:] = light * self._headlight[0]

@@ -78,6 +78,8 @@ class Graph:
     def start(self, node: str, *arguments: str, **parameters: Any) -> subprocess.Popen[bytes]:
         """Start a node with parameters (as JSON values) in a process group of its own."""
         command = [sys.executable, str(executable_path(node)), "--ros-args", *arguments]
+        if node == "policy":
+            parameters.setdefault("checkpoint", "expert")  # ready at once: no torch, no network
         for name, value in parameters.items():
             command += ["-p", f"{name}:={json.dumps(value)}"]
         return self.run(node, command)
@@ -111,7 +113,13 @@ class Graph:
         return self._processes[node].poll() is None
 
     def close(self) -> None:
-        """End everything in order, by force what does not, and remove the shared memory that force leaves behind."""
+        """End everything in order, by force what does not, and remove the shared memory that force leaves behind.
+
+        The client goes first: while others leave, Fast DDS's threads may wait for each other for good (its issue 6502).
+        """
+        self._executor.shutdown()
+        self._spinner.join(timeout=10)
+        rclpy.shutdown(context=self.context)
         for process in self._processes.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGINT)
@@ -122,9 +130,6 @@ class Graph:
                 self._left_behind |= shared_memory(process.pid)
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        self._executor.shutdown()
-        self._spinner.join(timeout=10)
-        rclpy.shutdown(context=self.context)
         for path in self._left_behind - shared_memory(os.getpid()):
             path.unlink(missing_ok=True)
             path.with_name(f"{path.name}_el").unlink(missing_ok=True)

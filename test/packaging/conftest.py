@@ -12,7 +12,7 @@ import flashrt_ros.msg
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ["CMakeLists.txt", "LICENSE", "MANIFEST.in", "package.xml", "pyproject.toml", "setup.py"]
-FOLDERS = ["cmake", "config", "flashrt_ros", "kernels", "launch", "msg"]
+FOLDERS = ["checkpoints", "cmake", "config", "flashrt_ros", "kernels", "launch", "msg"]
 
 
 @pytest.fixture

@@ -62,6 +62,6 @@ def test_workspace_builds(package, bare_environ, options):
         assert f"flashrt_ros.nodes.{name}" in script.read_text()
     share = prefix / "share" / "flashrt_ros"
     assert (share / "package.xml").exists()
-    for folder in ("config", "launch"):
+    for folder in ("checkpoints", "config", "launch"):
         for path in (package / folder).rglob("*"):
             assert (share / path.relative_to(package)).exists()

@@ -39,9 +39,10 @@ def test_core_without_ros(package, bare_environ, tmp_path):
     for folder in ("observation", "control", "runtime", "models", "kernels"):
         assert any(path.parts[0] == folder for path in installed)
     assert not any(path.parts[0] == "nodes" for path in installed)
-    config = {path.relative_to(package) for path in (package / "config").rglob("*")}
-    assert config
-    assert all((target / "flashrt_ros" / path).exists() for path in config)
+    for folder in ("config", "checkpoints"):
+        files = {path.relative_to(package) for path in (package / folder).rglob("*")}
+        assert files
+        assert all((target / "flashrt_ros" / path).exists() for path in files)
     version = ElementTree.parse(package / "package.xml").getroot().findtext("version")
     assert (target / f"flashrt_ros-{version}.dist-info").is_dir()
     assert (target / "bin" / "flashrt").exists()
