@@ -7,15 +7,13 @@ the last one passes through GeGLU, which a program for every tile cannot have.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from flashrt_ros.kernels.launch import Launch, begin, finish, launch_options
+from flashrt_ros.kernels.launch import Launch, begin, finish, launch_options, multiprocessors
 from flashrt_ros.kernels.linear import RowSums, Tile, _gelu, _row_sums
 
 
@@ -52,13 +50,6 @@ def _gate_up_kernel(
     finish(PDL)
 
 
-@cache
-def _multiprocessors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 4  # in Triton's interpreter
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def gate_up(
     a: Tensor,
     w: Tensor,
@@ -82,7 +73,7 @@ def gate_up(
     M, K = a.shape
     N = w.shape[0]
     tiles = triton.cdiv(M, tile.rows) * triton.cdiv(N, tile.columns)
-    _gate_up_kernel[(min(tiles, _multiprocessors(a.device)),)](
+    _gate_up_kernel[(min(tiles, multiprocessors(a.device)),)](
         TensorDescriptor.from_tensor(a, [tile.rows, tile.depth]),
         TensorDescriptor.from_tensor(w, [tile.columns, tile.depth]),
         out, norm.values, valid, M, N, K, base, norm.values.stride(1),

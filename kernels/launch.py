@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
+import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
@@ -32,6 +34,14 @@ def launch_options(launch: Launch, warps: int, stages: int) -> dict[str, int | b
     if when:
         options["launch_pdl"] = True
     return options
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """How many a GPU has; in Triton's interpreter, a few."""
+    if device.type != "cuda":
+        return 4
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @triton.jit

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 import triton
@@ -20,7 +19,7 @@ from torch.nn import functional as F  # noqa: N812
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from flashrt_ros.kernels.attention import LOG2_E
-from flashrt_ros.kernels.launch import Launch, begin, finish, launch_options
+from flashrt_ros.kernels.launch import Launch, begin, finish, launch_options, multiprocessors
 
 
 @dataclass(frozen=True)
@@ -178,14 +177,9 @@ def split_workspace_size(rows: int, d: int, tile: SplitTile) -> tuple[tuple[int,
     return (s, rows, d), (2, s, rows), (2 * triton.cdiv(rows, tile.rows),)
 
 
-@cache
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def _all_at_once(programs: int, device: torch.device) -> bool:
     """Whether so many programs surely run at the same time; one after another in Triton's interpreter."""
-    return device.type == "cuda" and programs <= _multiprocessors(device)
+    return device.type == "cuda" and programs <= multiprocessors(device)
 
 
 def split_attention(
