@@ -12,7 +12,13 @@ import numpy as np
 
 from flashrt_ros.control.observer import ObservationError, Observer
 from flashrt_ros.control.parameters import ParameterValues
-from flashrt_ros.control.policies import EXPERT, CheckpointPolicy, build_policy, policy_settings
+from flashrt_ros.control.policies import (
+    EXPERT,
+    CheckpointPolicy,
+    build_policy,
+    checkpoint_folder,
+    policy_settings,
+)
 from flashrt_ros.control.robot import Robot, find_robot, load_robot
 from flashrt_ros.models.activations import ActivationRecorder, product_names
 from flashrt_ros.models.checkpoint import open_checkpoint
@@ -129,7 +135,7 @@ def calibration_key(
     policy: CheckpointPolicy, values: ParameterValues, robot: Robot
 ) -> CalibrationKey:
     """What calibration data of this checkpoint on this robot must have been taken of."""
-    checkpoint = open_checkpoint(Path(values["checkpoint"]).expanduser())
+    checkpoint = open_checkpoint(checkpoint_folder(values["checkpoint"]))
     network = policy.network
     return CalibrationKey(
         weights_sha256=file_sha256(checkpoint.weights_file),

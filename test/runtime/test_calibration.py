@@ -126,8 +126,15 @@ def test_without_instruction_or_network_it_says_so(tmp_path):
     bag = make_bag(tmp_path / "bag", frames=2)
     with pytest.raises(CalibrationError, match="give one with --instruction"):
         calibrate([bag], tmp_path / "out", REPLAYED | {"instruction": ""}, 4)
+    expert = {"checkpoint": "expert", "instruction": "touch the red block"}
     with pytest.raises(CalibrationError, match="expected a network, found the scripted expert"):
-        calibrate([bag], tmp_path / "out", {"instruction": "touch the red block"}, 4)
+        calibrate([bag], tmp_path / "out", expert, 4)
+
+
+def test_the_small_network_that_comes_along_can_be_calibrated_by_its_name(tmp_path):
+    bag = make_bag(tmp_path / "bag", frames=2)
+    parameters = {"checkpoint": "pi05_belt", "instruction": "touch the red block", "steps": 1}
+    assert calibrate([bag], tmp_path / "out", parameters, 1)["observations"] == 1
 
 
 def test_rare_instructions_count_as_much_as_they_can(tmp_path):
