@@ -183,7 +183,7 @@ def main() -> int:
     if arguments.output and arguments.output.exists():
         record = json.loads(arguments.output.read_text(encoding="utf-8"))
     record["machine"] = {"cpu": platform.processor(), "cores": os.cpu_count()}
-    record["command"] = " ".join(sys.argv)
+    record["command"] = f"python benchmarks/closed_loop.py --episodes {arguments.episodes}"
     chosen = [
         cell
         for table in arguments.table
