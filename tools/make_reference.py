@@ -8,33 +8,28 @@ A test fails when they lag behind.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import re
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # the checkout, and not what is installed
+
+from flashrt_ros.cli import build_parser  # noqa: E402
+from flashrt_ros.control.parameter_reference import markdown_table, yaml_text  # noqa: E402
+from flashrt_ros.control.parameters import NODES  # noqa: E402
 
 
-def load(path: str):  # noqa: ANN201 - a module
-    """A module of the package, from the checkout and not from what is installed; it needs nothing else."""
-    spec = importlib.util.spec_from_file_location(f"flashrt_{Path(path).stem}", ROOT / path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def policy_yaml(parameters) -> str:  # noqa: ANN001 - a module
+def policy_yaml() -> str:
     """Every parameter of the two nodes that a robot needs, with its default and comment."""
     head = (
         "# Every parameter of the policy node and of its companion, with its default. Copy it, change what differs,\n"
         "# and give it to policy.launch.py as params_file. Made by tools/make_reference.py.\n"
     )
-    return head + parameters.yaml_text("policy") + parameters.yaml_text("age_logger")
+    return head + yaml_text("policy") + yaml_text("age_logger")
 
 
-def parameters_page(parameters) -> str:  # noqa: ANN001 - a module
+def parameters_page() -> str:
     """The tables of all nodes."""
     parts = [
         "# Parameters\n",
@@ -42,8 +37,8 @@ def parameters_page(parameters) -> str:  # noqa: ANN001 - a module
         "the node runs;\nthe others at the next configure, or at the next start. An integer is taken for a "
         "double; what is out of range is\nrefused with the range.\n",
     ]
-    for node in parameters.NODES:
-        parts += [f"## {node}\n", parameters.markdown_table(node)]
+    for node in NODES:
+        parts += [f"## {node}\n", markdown_table(node)]
     return "\n".join(parts)
 
 
@@ -56,7 +51,7 @@ def messages_page() -> str:
     return "\n".join(parts)
 
 
-def cli_page(cli) -> str:  # noqa: ANN001 - a module
+def cli_page() -> str:
     """A section for each subcommand of `flashrt`."""
     parts = [
         "# The flashrt command\n",
@@ -65,7 +60,7 @@ def cli_page(cli) -> str:  # noqa: ANN001 - a module
     ]
     (commands,) = (
         action
-        for action in cli.build_parser()._actions
+        for action in build_parser()._actions
         if isinstance(action, argparse._SubParsersAction)
     )
     for choice in commands._choices_actions:
@@ -98,12 +93,11 @@ def _argument_row(action: argparse.Action) -> str:
 
 def pages() -> dict[str, str]:
     """Text by path in the tree."""
-    parameters = load("flashrt_ros/control/parameters.py")
     return {
-        "config/policy.yaml": policy_yaml(parameters),
-        "docs/parameters.md": parameters_page(parameters),
+        "config/policy.yaml": policy_yaml(),
+        "docs/parameters.md": parameters_page(),
         "docs/messages.md": messages_page(),
-        "docs/cli.md": cli_page(load("flashrt_ros/cli.py")),
+        "docs/cli.md": cli_page(),
     }
 
 

@@ -24,7 +24,7 @@ from rclpy.parameter import Parameter as RosParameter
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
 from rclpy.signals import SignalHandlerOptions
 
-from flashrt_ros.control.parameters import Parameter, duration_ns
+from flashrt_ros.control.parameter import Parameter, duration_ns
 
 _SIGNAL_PERIOD_S = 0.2
 

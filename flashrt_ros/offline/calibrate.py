@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from flashrt_ros.control.observer import ObservationError, Observer
-from flashrt_ros.control.parameters import ParameterValues
+from flashrt_ros.control.parameter_values import ParameterValues
 from flashrt_ros.control.policies import (
     EXPERT,
     CheckpointPolicy,

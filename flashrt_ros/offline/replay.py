@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from flashrt_ros.control.chunk import Chunk
-from flashrt_ros.control.parameters import ACTION_PLAYER, ParameterValues
+from flashrt_ros.control.parameter_values import ParameterValues
+from flashrt_ros.control.parameters import ACTION_PLAYER
 from flashrt_ros.control.policies import PolicySettings, build_policy, policy_settings
 from flashrt_ros.control.policy import Policy
 from flashrt_ros.control.robot import find_robot, load_robot

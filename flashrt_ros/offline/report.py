@@ -186,9 +186,6 @@ def _pictures(
     names, runs = [names[at] for at in shown], [runs[at] for at in shown]
     summaries = [summaries[at] for at in shown]
 
-    def timeline(run: Run) -> Any:
-        return lambda figure, narrow: draw_timeline(figure, narrow, run)
-
     index = Picture(
         "age_by_index",
         "Index",
@@ -221,17 +218,7 @@ def _pictures(
             )
         ],
         "timeline": [
-            Picture(
-                "timeline" if len(names) == 1 else f"timeline_{name}",
-                name,
-                "From the middle of the run. Above, the age of what the robot acts on: it grows until the next action "
-                "is applied (dots). Below, the shaded part: every observation goes through the lanes from top to "
-                "bottom, bars show how long each step took, dots are actions applied, and one observation is followed "
-                "by a line.",
-                timeline(run),
-                520,
-            )
-            for name, run in zip(names, runs, strict=True)
+            _timeline(name, run, len(names) == 1) for name, run in zip(names, runs, strict=True)
         ],
         "index": [index] if several else [],
         "time": [
@@ -245,3 +232,16 @@ def _pictures(
             )
         ],
     }
+
+
+def _timeline(name: str, run: Run, alone: bool) -> Picture:
+    return Picture(
+        "timeline" if alone else f"timeline_{name}",
+        name,
+        "From the middle of the run. Above, the age of what the robot acts on: it grows until the next action "
+        "is applied (dots). Below, the shaded part: every observation goes through the lanes from top to "
+        "bottom, bars show how long each step took, dots are actions applied, and one observation is followed "
+        "by a line.",
+        lambda figure, narrow: draw_timeline(figure, narrow, run),
+        520,
+    )

@@ -125,6 +125,13 @@ def _wrapped(line: str) -> str:
 
 
 def _lines(summary: Mapping[str, Any]) -> Iterator[str]:
+    yield from _age_lines(summary)
+    yield ""
+    yield from _frame_lines(summary)
+    yield from _fate_lines(summary)
+
+
+def _age_lines(summary: Mapping[str, Any]) -> Iterator[str]:
     actions, measured = summary["actions"], summary["actions_measured"]
     yield (
         f"{summary['chunks']} chunks in {summary['duration_s']:.1f} s ({summary['chunks_per_s']:.1f}/s), "
@@ -145,7 +152,9 @@ def _lines(summary: Mapping[str, Any]) -> Iterator[str]:
         cells = "".join(f"{row[key]:>9.2f}" for key in _PERCENTILES)
         yield f"{label:<30.30}{cells}" if len(label) <= 30 else f"{label:<34}{cells[4:]}"
     yield f"largest |sum of terms - age|: {summary['terms_off_by_ns']} ns"
-    yield ""
+
+
+def _frame_lines(summary: Mapping[str, Any]) -> Iterator[str]:
     titles = {
         "received": 9,
         "used": 7,
@@ -164,6 +173,9 @@ def _lines(summary: Mapping[str, Any]) -> Iterator[str]:
             f"{fates['lost_before']:>7}{fates['unexplained']:>4}"
         )
     yield "* before this node, by the camera's own period; ?: unexplained"
+
+
+def _fate_lines(summary: Mapping[str, Any]) -> Iterator[str]:
     sets = summary["sets"]
     if sets:
         rejected = _counts(sets["rejected"])

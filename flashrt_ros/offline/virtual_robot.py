@@ -6,23 +6,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from flashrt_ros.control.chunk import Chunk, Inference
 from flashrt_ros.control.observer import ObservationError, Observer, Settings
 from flashrt_ros.control.player import ChunkPlayer, PlayableChunk
 from flashrt_ros.control.policy import (
-    Denoising,
-    FlowPolicy,
     Policy,
-    PolicySpec,
-    is_flow_policy,
 )
 from flashrt_ros.control.robot import Robot
 from flashrt_ros.control.runner import PolicyRunner
 from flashrt_ros.control.safety import UnsafeActionError
 from flashrt_ros.control.session import PolicySession
+from flashrt_ros.control.watched_policy import WatchedPolicy
 from flashrt_ros.observation.age_log import AgeLogWriter
 from flashrt_ros.observation.ages import AgeJoiner
 from flashrt_ros.observation.frame import FrameSet, Observation
@@ -38,69 +32,6 @@ ObservationKey = tuple[tuple[tuple[str, int], ...], int]
 def observation_key(captures_ns: Mapping[str, int], state_capture_ns: int) -> ObservationKey:
     """What makes two observations of one recording the same: the stamps of their pictures and of their joint state."""
     return tuple(sorted(captures_ns.items())), state_capture_ns
-
-
-class _TimedPolicy:
-    """A policy whose inference lets virtual time pass, once each: at the end, when its actions come out."""
-
-    def __init__(self, policy: Policy, clock: VirtualClock) -> None:
-        self._policy = policy
-        self._clock = clock
-        self.infer_ns = 0
-        """Virtual duration of the next inference."""
-
-    @property
-    def spec(self) -> PolicySpec:
-        return self._policy.spec
-
-    def infer(self, observation: Observation, instruction: str) -> NDArray[np.float32]:
-        actions = self._policy.infer(observation, instruction)
-        self._clock.advance(self.infer_ns)
-        return actions
-
-    def check_instruction(self, instruction: str) -> None:
-        self._policy.check_instruction(instruction)
-
-    def reset(self) -> None:
-        self._policy.reset()
-
-    def reseed(self, seed: int) -> None:
-        self._policy.reseed(seed)
-
-
-class _TimedFlowPolicy(_TimedPolicy):
-    """The same for one that denoises stage by stage."""
-
-    def __init__(self, policy: FlowPolicy, clock: VirtualClock) -> None:
-        super().__init__(policy, clock)
-        self._flow = policy
-
-    def encode(self, observation: Observation, instruction: str) -> Any:
-        return self._flow.encode(observation, instruction)
-
-    def denoise(self, context: Any, request: Denoising) -> NDArray[np.float32]:
-        return self._flow.denoise(context, request)
-
-    def decode(
-        self, normalized: NDArray[np.float32], observation: Observation
-    ) -> NDArray[np.float32]:
-        actions = self._flow.decode(normalized, observation)
-        self._clock.advance(self.infer_ns)
-        return actions
-
-    def rebase(
-        self,
-        normalized: NDArray[np.float32],
-        old_positions: NDArray[np.float64],
-        new_positions: NDArray[np.float64],
-    ) -> NDArray[np.float32]:
-        return self._flow.rebase(normalized, old_positions, new_positions)
-
-
-def _timed(policy: Policy, clock: VirtualClock) -> _TimedPolicy:
-    return (
-        _TimedFlowPolicy(policy, clock) if is_flow_policy(policy) else _TimedPolicy(policy, clock)
-    )
 
 
 class VirtualRobot:
@@ -134,7 +65,8 @@ class VirtualRobot:
         self.clock = VirtualClock()
         self.clock.set(start_ns)
         self._latency = latency
-        self._policy = _timed(policy, self.clock)
+        self._infer_ns = 0  # virtual duration of the next inference
+        self._policy = WatchedPolicy(policy, end=lambda steps: self.clock.advance(self._infer_ns))
         self.session = PolicySession(self._policy, robot, clock_ns=self.clock.now_ns)
         self.observer = Observer(robot, settings, start_ns)
         self.runner = PolicyRunner(self.session, self.observer, settings, start_ns)
@@ -235,7 +167,7 @@ class VirtualRobot:
         if self._latency.real:
             self.clock.run()
         else:
-            self._policy.infer_ns, output_ns = self._latency.draw()
+            self._infer_ns, output_ns = self._latency.draw()
         result = self.runner.infer(frame_set, now_ns)
         if result is not None:
             observation, inference = result

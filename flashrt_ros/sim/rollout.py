@@ -24,17 +24,14 @@ from flashrt_ros.control.chunk import Chunk
 from flashrt_ros.control.player import ChunkPlayer, PlayableChunk
 from flashrt_ros.control.policies import PolicySettings, build_policy
 from flashrt_ros.control.policy import (
-    Denoising,
-    FlowPolicy,
     Policy,
-    PolicySpec,
-    is_flow_policy,
 )
 from flashrt_ros.control.resets import EPISODE
 from flashrt_ros.control.robot import Robot, load_robot
 from flashrt_ros.control.safety import UnsafeActionError
 from flashrt_ros.control.session import PolicySession
 from flashrt_ros.control.settings import SessionSettings
+from flashrt_ros.control.watched_policy import WatchedPolicy
 from flashrt_ros.observation.frame import Frame, FrameSet, Observation
 from flashrt_ros.paths import config_path
 from flashrt_ros.sim.camera import COLOURS
@@ -128,71 +125,23 @@ class EpisodeResult:
         }
 
 
-class _TimedPolicy:
-    """A policy whose inference takes simulated time, from its first stage to its last."""
+class _Clock:
+    """Simulated time, in which an inference takes what the latency model says."""
 
-    def __init__(self, policy: Policy, settings: RolloutSettings, seed: int):
-        self._policy = policy
-        self._latency = settings.latency
+    def __init__(self, latency: Latency, seed: int) -> None:
+        self._latency = latency
         self._random = np.random.default_rng([seed, 1])
         self._begun_ns = 0
-        self._steps = 0
         self.now_ns = 0
         self.measured_ns: list[int] = []
+        """What each inference took on this machine."""
 
-    @property
-    def spec(self) -> PolicySpec:
-        return self._policy.spec
+    def begin(self) -> None:
+        self._begun_ns = time.perf_counter_ns()
 
-    def infer(self, observation: Observation, instruction: str) -> NDArray[np.float32]:
-        self._begin()
-        actions = self._policy.infer(observation, instruction)
-        self._end()
-        return actions
-
-    def encode(self, observation: Observation, instruction: str) -> Any:
-        self._begin()
-        return self._flow.encode(observation, instruction)
-
-    def denoise(self, context: Any, request: Denoising) -> NDArray[np.float32]:
-        self._steps += request.steps
-        return self._flow.denoise(context, request)
-
-    def decode(
-        self, normalized: NDArray[np.float32], observation: Observation
-    ) -> NDArray[np.float32]:
-        actions = self._flow.decode(normalized, observation)
-        self._end()
-        return actions
-
-    def rebase(
-        self,
-        normalized: NDArray[np.float32],
-        old_positions: NDArray[np.float64],
-        new_positions: NDArray[np.float64],
-    ) -> NDArray[np.float32]:
-        return self._flow.rebase(normalized, old_positions, new_positions)
-
-    def check_instruction(self, instruction: str) -> None:
-        self._policy.check_instruction(instruction)
-
-    def reset(self) -> None:
-        self._policy.reset()
-
-    def reseed(self, seed: int) -> None:
-        self._policy.reseed(seed)
-
-    @property
-    def _flow(self) -> FlowPolicy:
-        assert is_flow_policy(self._policy)
-        return self._policy
-
-    def _begin(self) -> None:
-        self._begun_ns, self._steps = time.perf_counter_ns(), 0
-
-    def _end(self) -> None:
+    def end(self, steps: int) -> None:
         self.measured_ns.append(time.perf_counter_ns() - self._begun_ns)
-        self.now_ns += self._latency.draw_ns(self._random, self.measured_ns[-1], self._steps)
+        self.now_ns += self._latency.draw_ns(self._random, self.measured_ns[-1], steps)
 
 
 class _Run:
@@ -204,9 +153,10 @@ class _Run:
         self._episode = episode
         self._settings = settings
         self._robot = robot
-        self._timed = _TimedPolicy(policy, settings, episode.seed)
+        self._clock = _Clock(settings.latency, episode.seed)
+        self._policy = WatchedPolicy(policy, begin=self._clock.begin, end=self._clock.end)
         self._session = PolicySession(
-            self._timed, robot, settings.session, clock_ns=lambda: self._timed.now_ns
+            self._policy, robot, settings.session, clock_ns=lambda: self._clock.now_ns
         )
         self._player = ChunkPlayer(robot.joint_names, MAX_AGE_NS)
         self._world = _world(episode.colours, settings.image_size)
@@ -228,7 +178,7 @@ class _Run:
         episode, world, robot = self._episode, self._world, self._robot
         episode.lay_out(world)
         # Of the episode, so that it does not matter which ones were run before.
-        self._timed.reseed(self._settings.policy.seed * 1_000_003 + episode.seed)
+        self._policy.reseed(self._settings.policy.seed * 1_000_003 + episode.seed)
         self._session.reset(EPISODE)
         judge = Judge(episode)
         tick = 0
@@ -262,7 +212,7 @@ class _Run:
             commands=np.array(self._commands, dtype=np.float64).reshape(-1, len(robot.joints)),
             joins=np.array(self._joins, dtype=np.bool_),
             ages_ns=np.array(self._ages_ns, dtype=np.int64),
-            infer_ns=np.array(self._timed.measured_ns, dtype=np.int64),
+            infer_ns=np.array(self._clock.measured_ns, dtype=np.int64),
             joint_positions=joints,
             pictures=tuple(self._pictures),
         )
@@ -310,7 +260,7 @@ class _Run:
         instruction = self._episode.instruction_at(now_ns * 1e-9)
         if self._settings.wrong_instruction:
             instruction = name_another(instruction, self._episode)
-        self._timed.now_ns = now_ns
+        self._clock.now_ns = now_ns
         self._captures_ns.append(now_ns)
         try:
             inference = self._session.step(observation, instruction)
