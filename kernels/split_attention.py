@@ -3,7 +3,7 @@
 A chunk of 50 actions with 8 heads is 400 rows of queries, too few for a GPU, so each program takes
 some rows and some keys and leaves a partial result with its softmax's maximum and sum. These are
 combined in order, so the result does not depend on who is last: by the last program of a row tile to
-arrive, or, where all programs run at once, by all of them, each a part of the columns.
+arrive, or, where all programs run at once, by all of them, each some of the rows.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class SplitTile:
     """Shape of one program's work.
 
     bulk: keys and values are loaded through tensor descriptors, else by pointers.
-    meet: programs of a row tile wait for each other and share the combining; for a power of two of
-        splits, and no more programs than the GPU has multiprocessors (else the last one does it).
+    meet: programs of a row tile wait for each other and share the combining, each some of the rows, where
+        there are no more programs than the GPU has multiprocessors (else the last one does it).
     """
 
     rows: int = 16
@@ -61,33 +61,30 @@ def _load_acquire(ticket):
 
 @triton.jit
 def _combine(partial, softmax, out, rows, cols, inside, capacity, D: tl.constexpr,
-             SPLITS: tl.constexpr, SPLITS_2: tl.constexpr, AT_ONCE: tl.constexpr):  # fmt: skip
-    """Columns `cols` of all partial results → out. AT_ONCE: in one load, for few columns."""
-    s = tl.arange(0, SPLITS_2)
-    seen = (s < SPLITS)[:, None] & inside[None, :]
-    each = s[:, None] * capacity + rows[None, :]
+             SPLITS: tl.constexpr):  # fmt: skip
+    """All partial results of some rows → out. Everything is asked for before anything is used."""
     where = rows[:, None] * D + cols[None, :]
     mask = inside[:, None] & (cols < D)[None, :]
-    if AT_ONCE:
-        places = partial + s[:, None, None] * (capacity * D) + where[None, :, :]
-        asked = seen[:, :, None] & (cols < D)[None, None, :]
-        parts = tl.load(places, mask=asked, other=0.0, cache_modifier=".cg")
-    tops = tl.load(softmax + each, mask=seen, other=float("-inf"), cache_modifier=".cg")
-    sums = softmax + SPLITS * capacity + each
-    sums = tl.load(sums, mask=seen, other=0.0, cache_modifier=".cg")
-    top = tl.where(inside, tl.max(tops, axis=0), 0.0)
-    weights = tl.exp2(tops - top[None, :])
-    total = tl.where(inside, tl.sum(sums * weights, axis=0), 1.0)
-    if AT_ONCE:
-        acc = tl.sum(parts * weights[:, :, None], axis=0)
-    else:
-        acc = tl.zeros((rows.shape[0], cols.shape[0]), dtype=tl.float32)
-        for i in tl.static_range(SPLITS):
-            own = softmax + i * capacity + rows
-            own = tl.load(own, mask=inside, other=float("-inf"), cache_modifier=".cg")
-            part = partial + i * (capacity * D) + where
-            part = tl.load(part, mask=mask, other=0.0, cache_modifier=".cg")
-            acc += part * tl.exp2(own - top)[:, None]
+    tops = ()
+    sums = ()
+    parts = ()
+    for i in tl.static_range(SPLITS):
+        own = softmax + i * capacity + rows
+        tops = tops + (tl.load(own, mask=inside, other=0.0, cache_modifier=".cg"),)
+        own += SPLITS * capacity
+        sums = sums + (tl.load(own, mask=inside, other=1.0, cache_modifier=".cg"),)
+        part = partial + i * (capacity * D) + where
+        parts = parts + (tl.load(part, mask=mask, other=0.0, cache_modifier=".cg"),)
+    top = tops[0]
+    for i in tl.static_range(1, SPLITS):
+        top = tl.maximum(top, tops[i])
+    weight = tl.exp2(tops[0] - top)
+    total = sums[0] * weight
+    acc = parts[0] * weight[:, None]
+    for i in tl.static_range(1, SPLITS):
+        weight = tl.exp2(tops[i] - top)
+        total += sums[i] * weight
+        acc += parts[i] * weight[:, None]
     result = acc * (1.0 / total)[:, None]
     tl.store(out + where, result.to(out.dtype.element_ty), mask=mask)
 
@@ -97,7 +94,7 @@ def _split_attention_kernel(
     k_desc, v_desc, queries, keys, values, out, valid, partial, softmax, tickets,
     M, tokens, base, longest, capacity, scale,
     D: tl.constexpr, HEAD: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
-    SPLITS_2: tl.constexpr, MEET: tl.constexpr, PDL: tl.constexpr,
+    SHARE: tl.constexpr, MEET: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     split = tl.program_id(1)
@@ -156,11 +153,12 @@ def _split_attention_kernel(
         if MEET:
             while arrived < SPLITS:
                 arrived = _load_acquire(tickets + tile)
-            cols = split * (HEAD // SPLITS) + tl.arange(0, HEAD // SPLITS)
+            rows = tile * BR + split + SPLITS * tl.arange(0, SHARE)
+            inside = (rows < M) & (rows < (tile + 1) * BR)
         elif arrived < SPLITS:
             return
         tl.debug_barrier()
-        _combine(partial, softmax, out, rows, cols, inside, capacity, D, SPLITS, SPLITS_2, MEET)
+        _combine(partial, softmax, out, rows, cols, inside, capacity, D, SPLITS)
         left = tickets + tl.num_programs(0) + tile
         if MEET:
             # A ticket may be reset when nobody waits for it any more.
@@ -217,7 +215,7 @@ def split_attention(
         queries, keys, values, out, valid, *parts, rows, n, base, longest, rows,
         LOG2_E / math.sqrt(d), D=d,
         HEAD=head, BR=tile.rows, BK=tile.keys, SPLITS=tile.splits,
-        SPLITS_2=triton.next_power_of_2(tile.splits), MEET=meet,
+        SHARE=triton.next_power_of_2(triton.cdiv(tile.rows, tile.splits)), MEET=meet,
         **launch_options(launch, tile.warps, tile.stages),
     )  # fmt: skip
 
