@@ -59,3 +59,30 @@ def finish(PDL: tl.constexpr):
     """Let the consumer start, when little is left to do."""
     if PDL == 1:
         gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for(ticket, arrivals):
+    """Wait until a counter has reached a number; what was written before it was counted may then be read.
+
+    One thread asks: the others would only keep those away who have yet to be counted.
+    """
+    seen = _ask(ticket)
+    while seen < arrivals:
+        seen = _ask(ticket)
+    tl.debug_barrier()
+
+
+@triton.jit
+def _ask(ticket):
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .pred first;
+        .reg .u32 thread;
+        mov.u32 thread, %tid.x;
+        setp.eq.u32 first, thread, 0;
+        mov.s32 $0, 0x7fffffff;
+        @first ld.acquire.gpu.global.s32 $0, [$1];
+        }""",
+        "=r,l", [ticket.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip

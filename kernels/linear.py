@@ -144,29 +144,10 @@ def _linear_kernel(
     depth = tl.cdiv(tl.cdiv(K, BK), SPLITS) * BK
     k0 = split * depth
     k1 = tl.minimum(k0 + depth, K)
-    begin(PDL)
-    if valid is not None:
-        M = tl.minimum(M, tl.load(valid) + base)
-        if m0 >= M:
-            return
-    if skip is not None:  # noqa: SIM102  (a pointer that is missing must not be compiled)
-        if m0 + BM <= tl.load(skip):
-            return
 
-    # What the epilogue reads is asked for now, while the products keep the program busy.
+    # What no kernel of a chain writes is asked for before the producer is done.
     rows = m0 + tl.arange(0, BM)
     cols = n0 + tl.arange(0, BN)
-    m_inside = rows < M
-    inside = m_inside[:, None] & (cols < N)[None, :]
-    there = (rows % residual_rows)[:, None] * N + cols[None, :]
-    if stats_in is not None:
-        squares = _row_sums(stats_in, 0, rows, M, capacity_in, TILES, TILES_2)
-        if LAYER:
-            values_sum = _row_sums(stats_in, 1, rows, M, capacity_in, TILES, TILES_2)
-        if not DEFER:
-            variance = tl.sum(squares, axis=0) / K
-            if LAYER:
-                mean = tl.sum(values_sum, axis=0) / K
     if bias is not None:
         b = tl.load(bias + cols, mask=cols < N, other=0.0).to(tl.float32)
     if gate is not None:
@@ -178,11 +159,32 @@ def _linear_kernel(
     position = rows + start
     if offset is not None:
         position += tl.load(offset)
-    if EARLY:
-        if ACTIVATION == 3:
-            cos, sin = _rotation(rotation, table, position, m_inside, n0, D, BN)
-        if residual is not None:
-            before = tl.load(residual + there, mask=inside, other=0.0).to(tl.float32)
+    if EARLY and ACTIVATION == 3:
+        cos, sin = _rotation(rotation, table, position, rows < M, n0, D, BN)
+
+    begin(PDL)
+    if valid is not None:
+        M = tl.minimum(M, tl.load(valid) + base)
+        if m0 >= M:
+            return
+    if skip is not None:  # noqa: SIM102  (a pointer that is missing must not be compiled)
+        if m0 + BM <= tl.load(skip):
+            return
+
+    # What else the epilogue reads is asked for now, while the products keep the program busy.
+    m_inside = rows < M
+    inside = m_inside[:, None] & (cols < N)[None, :]
+    there = (rows % residual_rows)[:, None] * N + cols[None, :]
+    if stats_in is not None:
+        squares = _row_sums(stats_in, 0, rows, M, capacity_in, TILES, TILES_2)
+        if LAYER:
+            values_sum = _row_sums(stats_in, 1, rows, M, capacity_in, TILES, TILES_2)
+        if not DEFER:
+            variance = tl.sum(squares, axis=0) / K
+            if LAYER:
+                mean = tl.sum(values_sum, axis=0) / K
+    if EARLY and residual is not None:
+        before = tl.load(residual + there, mask=inside, other=0.0).to(tl.float32)
 
     acc = tl.zeros((BM, BN), dtype=tl.float32)
     if a_desc is not None:

@@ -9,7 +9,7 @@ arrive, or, where all programs run at once, by all of them, each some of the row
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -19,14 +19,24 @@ from torch.nn import functional as F  # noqa: N812
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from flashrt_ros.kernels.attention import LOG2_E
-from flashrt_ros.kernels.launch import Launch, begin, finish, launch_options, multiprocessors
+from flashrt_ros.kernels.launch import (
+    Launch,
+    begin,
+    finish,
+    launch_options,
+    multiprocessors,
+    wait_for,
+)
+
+SMALLEST_KEYS, EVEN_SPLITS = 32, 8
 
 
 @dataclass(frozen=True)
 class SplitTile:
     """Shape of one program's work.
 
-    bulk: keys and values are loaded through tensor descriptors, else by pointers.
+    splits: the most that the keys are split by, see `fitted`.
+    bulk: queries, keys and values are loaded through tensor descriptors, else by pointers.
     meet: programs of a row tile wait for each other and share the combining, each some of the rows, where
         there are no more programs than the GPU has multiprocessors (else the last one does it).
     """
@@ -38,6 +48,19 @@ class SplitTile:
     stages: int = 2
     bulk: bool = True
     meet: bool = False
+
+    def fitted(self, rows: int, keys: int, at_once: int | None) -> SplitTile:
+        """The same, cut to so many rows and keys: as many splits as run at once, and fewer keys in a
+        tile where each program still gets only one of them. at_once: programs; None for any number."""
+        splits = self.splits
+        if at_once is not None:
+            splits = max(1, min(splits, at_once // triton.cdiv(rows, self.rows)))
+        width = self.keys
+        while width > SMALLEST_KEYS and triton.cdiv(keys, width // 2) <= splits:
+            width //= 2
+        # Eight, even where seven have work: the rows of a tile then divide evenly among them.
+        splits = min(splits, max(EVEN_SPLITS, triton.cdiv(keys, width)))
+        return replace(self, keys=width, splits=splits)
 
 
 @dataclass(frozen=True)
@@ -51,18 +74,12 @@ class SplitWorkspace:
 
 
 @triton.jit
-def _load_acquire(ticket):
-    """A ticket's number, ordered before what is read after it."""
-    return tl.inline_asm_elementwise(
-        "ld.acquire.gpu.global.s32 $0, [$1];", "=r,l", [ticket.to(tl.int64)], dtype=tl.int32,
-        is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@triton.jit
 def _combine(partial, softmax, out, rows, cols, inside, capacity, D: tl.constexpr,
              SPLITS: tl.constexpr):  # fmt: skip
-    """All partial results of some rows → out. Everything is asked for before anything is used."""
+    """All partial results of some rows → out. Everything is asked for before anything is used.
+
+    Triton cannot unpack a tuple into another one, hence the sums of tuples.
+    """
     where = rows[:, None] * D + cols[None, :]
     mask = inside[:, None] & (cols < D)[None, :]
     tops = ()
@@ -70,11 +87,11 @@ def _combine(partial, softmax, out, rows, cols, inside, capacity, D: tl.constexp
     parts = ()
     for i in tl.static_range(SPLITS):
         own = softmax + i * capacity + rows
-        tops = tops + (tl.load(own, mask=inside, other=0.0, cache_modifier=".cg"),)
+        tops = tops + (tl.load(own, mask=inside, other=0.0, cache_modifier=".cg"),)  # noqa: RUF005
         own += SPLITS * capacity
-        sums = sums + (tl.load(own, mask=inside, other=1.0, cache_modifier=".cg"),)
+        sums = sums + (tl.load(own, mask=inside, other=1.0, cache_modifier=".cg"),)  # noqa: RUF005
         part = partial + i * (capacity * D) + where
-        parts = parts + (tl.load(part, mask=mask, other=0.0, cache_modifier=".cg"),)
+        parts = parts + (tl.load(part, mask=mask, other=0.0, cache_modifier=".cg"),)  # noqa: RUF005
     top = tops[0]
     for i in tl.static_range(1, SPLITS):
         top = tl.maximum(top, tops[i])
@@ -90,8 +107,23 @@ def _combine(partial, softmax, out, rows, cols, inside, capacity, D: tl.constexp
 
 
 @triton.jit
+def _look(q, k, v, there, scale, acc, top, total):
+    """One tile of keys into the running softmax."""
+    s = tl.dot(q, k.T, input_precision="ieee")
+    s = tl.where(there[None, :], s * scale, float("-inf"))
+    new_top = tl.maximum(top, tl.max(s, axis=1))
+    # A share without a valid key keeps a maximum of minus infinity, and sums of zero.
+    safe = tl.where(new_top == float("-inf"), 0.0, new_top)
+    p = tl.exp2(s - safe[:, None])
+    shrink = tl.exp2(top - safe)
+    total = total * shrink + tl.sum(p, axis=1)
+    acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+    return acc, new_top, total
+
+
+@triton.jit
 def _split_attention_kernel(
-    k_desc, v_desc, queries, keys, values, out, valid, partial, softmax, tickets,
+    q_desc, k_desc, v_desc, queries, keys, values, out, valid, partial, softmax, tickets,
     M, tokens, base, longest, capacity, scale,
     D: tl.constexpr, HEAD: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
     SHARE: tl.constexpr, MEET: tl.constexpr, PDL: tl.constexpr,
@@ -110,8 +142,9 @@ def _split_attention_kernel(
     if valid is not None:
         N += tl.load(valid)
     col_inside = cols < D
-    q = tl.load(queries + rows[:, None] * D + cols[None, :],
-                mask=inside[:, None] & col_inside[None, :], other=0.0)  # fmt: skip
+    if q_desc is None:
+        q = tl.load(queries + rows[:, None] * D + cols[None, :],
+                    mask=inside[:, None] & col_inside[None, :], other=0.0)  # fmt: skip
     acc = tl.zeros((BR, HEAD), dtype=tl.float32)
     top = tl.full((BR,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((BR,), dtype=tl.float32)
@@ -119,6 +152,8 @@ def _split_attention_kernel(
         key_rows = n + tl.arange(0, BK)
         there = key_rows < N
         if k_desc is not None:
+            # The queries come beside the keys: asked for before the loop, they would hold up the keys.
+            q = q_desc.load([tile * BR + tl.minimum(n, 0), 0])
             k = k_desc.load([n, 0])
             v = v_desc.load([n, 0])
         else:
@@ -126,16 +161,7 @@ def _split_attention_kernel(
             mask = (key_rows < longest + tokens)[:, None] & col_inside[None, :]
             k = tl.load(keys + where, mask=mask, other=0.0)
             v = tl.load(values + where, mask=mask, other=0.0)
-        s = tl.dot(q, k.T, input_precision="ieee")
-        s = tl.where(there[None, :], s * scale, float("-inf"))
-        new_top = tl.maximum(top, tl.max(s, axis=1))
-        # A share without a valid key keeps a maximum of minus infinity, and sums of zero.
-        safe = tl.where(new_top == float("-inf"), 0.0, new_top)
-        p = tl.exp2(s - safe[:, None])
-        shrink = tl.exp2(top - safe)
-        total = total * shrink + tl.sum(p, axis=1)
-        top = new_top
-        acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+        acc, top, total = _look(q, k, v, there, scale, acc, top, total)
 
     finish(PDL)
     o_mask = inside[:, None] & col_inside[None, :]
@@ -151,8 +177,8 @@ def _split_attention_kernel(
         tl.debug_barrier()  # all of the program's results are written before its ticket is drawn
         arrived = tl.atomic_add(tickets + tile, 1, sem="acq_rel") + 1
         if MEET:
-            while arrived < SPLITS:
-                arrived = _load_acquire(tickets + tile)
+            if arrived < SPLITS:
+                wait_for(tickets + tile, SPLITS)
             rows = tile * BR + split + SPLITS * tl.arange(0, SHARE)
             inside = (rows < M) & (rows < (tile + 1) * BR)
         elif arrived < SPLITS:
@@ -173,11 +199,6 @@ def split_workspace_size(rows: int, d: int, tile: SplitTile) -> tuple[tuple[int,
     """Shapes of `SplitWorkspace`'s three tensors for so many rows, that is tokens times heads."""
     s = tile.splits if tile.splits > 1 else 0
     return (s, rows, d), (2, s, rows), (2 * triton.cdiv(rows, tile.rows),)
-
-
-def _all_at_once(programs: int, device: torch.device) -> bool:
-    """Whether so many programs surely run at the same time; one after another in Triton's interpreter."""
-    return device.type == "cuda" and programs <= multiprocessors(device)
 
 
 def split_attention(
@@ -202,14 +223,18 @@ def split_attention(
     """
     n, d = queries.shape[0], keys.shape[1]
     rows = n * (queries.shape[1] // d)
+    # In Triton's interpreter one program runs after the other: none may wait for another one.
+    meet = tile.meet and queries.is_cuda
+    tile = tile.fitted(rows, longest + n, multiprocessors(queries.device) if meet else None)
+    meet = meet and tile.splits > 1
     if tile.splits > 1 and workspace is None:
         raise ValueError(f"{tile.splits} splits: expected a workspace, found none")
     parts = (workspace.partial, workspace.softmax, workspace.tickets) if workspace else (None,) * 3
     grid = (triton.cdiv(rows, tile.rows), tile.splits)
-    meet = tile.meet and _all_at_once(grid[0] * grid[1], queries.device)
     head = max(16, triton.next_power_of_2(d))
     # Rows that do not count are masked by `there`; a descriptor zeroes what lies beyond the tensor.
     _split_attention_kernel[grid](
+        TensorDescriptor.from_tensor(queries.view(-1, d), [tile.rows, head]) if tile.bulk else None,
         TensorDescriptor.from_tensor(keys, [tile.keys, head]) if tile.bulk else None,
         TensorDescriptor.from_tensor(values, [tile.keys, head]) if tile.bulk else None,
         queries, keys, values, out, valid, *parts, rows, n, base, longest, rows,

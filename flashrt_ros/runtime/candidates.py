@@ -42,7 +42,7 @@ CANDIDATES: dict[str, tuple[Choice, ...]] = {
     "expert_time": (Tile(64, 16, 128, 1, 4, 4), Tile(64, 16, 64, 1, 4, 4, bulk=False)),
     "expert_qkv": (Tile(64, 32, 128, 1, 4, 6), Tile(64, 32, 128, 1, 4, 4, bulk=False)),
     "expert_attention": (
-        SplitTile(32, 128, 8, 8, 2, meet=True),
+        SplitTile(32, 128, 16, 8, 2, meet=True),
         SplitTile(16, 128, 4, 4, 2, bulk=False),
         SplitTile(16, 64, 4, 4, 2, bulk=False),
     ),
