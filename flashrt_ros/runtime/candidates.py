@@ -84,6 +84,9 @@ CANDIDATES: dict[str, tuple[Choice, ...]] = {
 }
 """By site, the likely best one first; the reference is a candidate of each, too."""
 
+JUDGED = sorted(CANDIDATES, key=lambda s: ("expert", "prefix", "vision").index(s.partition("_")[0]))
+"""Sites in the order that they are judged: denoising takes most of a call, so that all later trials are shorter."""
+
 
 def label(choice: Choice) -> str:
     """What a candidate is called in verdicts: tile, splits, warps and stages.

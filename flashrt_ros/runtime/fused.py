@@ -40,7 +40,7 @@ from flashrt_ros.models.flow import FlowTimes
 from flashrt_ros.models.gemma import rotary_table
 from flashrt_ros.models.images import PrepareImage, resized_shape
 from flashrt_ros.models.weights import Weights
-from flashrt_ros.runtime.candidates import CANDIDATES, REFERENCE, Product, by_name
+from flashrt_ros.runtime.candidates import CANDIDATES, JUDGED, REFERENCE, Product, by_name
 from flashrt_ros.runtime.contract import Buffers, Rate
 from flashrt_ros.runtime.folding import FoldedTimes, fold_times, fold_weights
 from flashrt_ros.runtime.operators import Limits, Part, Shape, Site, bucket_of, prompt_views
@@ -273,11 +273,11 @@ class FusedOperators:
     # -- choices
 
     def sites(self) -> list[Site]:
-        """Every site; its candidates run the whole stage that it is part of, on what the buffers hold."""
+        """Every site, in the order that they are judged; a candidate runs its whole stage on what the buffers hold."""
         bound = 1e-5 if self._w.dtype == torch.float32 else 2e-2
         return [
             Site(site, {name: partial(self._proof, site, name) for name in by_name(site)}, bound)
-            for site in CANDIDATES
+            for site in JUDGED
             if site != "expert_time" or self._c.family == "pi0"
         ]
 

@@ -182,6 +182,8 @@ def test_a_site_proves_its_candidates_on_its_whole_stage_and_leaves_the_choice_a
     run(1)
     sites = {site.name: site for site in run.operators.sites()}
     assert "expert_time" not in sites  # π0's alone
+    stages = [name.partition("_")[0] for name in sites]
+    assert stages == sorted(stages)  # expert, prefix, vision: trials become shorter
     for name in ("vision_out", "prefix_qkv", "expert_down"):
         site = sites[name]
         wanted = [x.clone() for x in site.candidates["reference"]()]
