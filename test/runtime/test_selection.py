@@ -88,7 +88,9 @@ def test_each_planted_candidate_meets_its_verdict(selected):
     assert found["head", "same"].ratio.median == 1.0
     assert found["head", "leaner"].ratio.high < 1.0
     assert found["tail", "slow"].outcome == "slow"
-    assert len(told) == len(found) - 2
+    assert told[0] == "head: wrong (1 of 9)"
+    assert told[-2:] == ["tail: slow (1 of 1)", "tail: stays with reference, site 2 of 2"]
+    assert len(told) == len(found)  # a reference is not tried, and each site ends with a line
 
 
 def test_what_was_adopted_is_in_use(selected):
@@ -135,6 +137,47 @@ def test_verdicts_hold_for_the_same_candidates_only(selected):
         check(fewer, engine.operators.sites())
     with pytest.raises(SelectionError, match=r"for nothing \[\('tail', 'reference'\)"):
         check(verdicts, engine.operators.sites()[:1])
+
+
+def test_verdicts_of_a_selection_that_was_interrupted_hold_and_the_next_goes_on(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    policy, told = policy_of("openpi_pi05"), []
+    fingerprint = selection_fingerprint(policy, SETTINGS)
+    path = verdicts_path(fingerprint)
+
+    def interrupted(text):
+        told.append(text)
+        if "tail: slow" in text:
+            raise KeyboardInterrupt
+
+    def select_again(progress):
+        told.clear()
+        return select_and_keep(trial_of(policy)[0], 2, progress=progress, timer=operations)
+
+    def kept():
+        return load_verdicts(path, fingerprint)
+
+    with pytest.raises(KeyboardInterrupt):
+        select_again(interrupted)
+    part = kept()
+    assert part.choices() == {"head": "leaner"}
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    engine = build_engine(policy, SETTINGS, make_operators=PlantedOperators, progress=told.append)
+    assert engine.operators.choices() == {"head": "leaner", "tail": "reference"}
+    assert "the selection was interrupted, no verdicts yet for tail" in told
+
+    select_again(told.append)
+    assert not any("head" in text for text in told)
+    whole = kept()
+    assert whole.choices() == {"head": "leaner", "tail": "reference"}
+    assert whole.verdicts[: len(part.verdicts)] == part.verdicts
+
+    with pytest.raises(KeyboardInterrupt):
+        select_again(interrupted)
+    assert any("head: leaner" in text for text in told)  # what is whole is judged anew
+    assert kept() == whole
 
 
 def test_an_engine_is_built_with_the_verdicts_that_are_kept(tmp_path, monkeypatch):
