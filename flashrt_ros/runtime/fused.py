@@ -44,12 +44,9 @@ from flashrt_ros.runtime.candidates import CANDIDATES, JUDGED, REFERENCE, Produc
 from flashrt_ros.runtime.contract import Buffers, Rate
 from flashrt_ros.runtime.folding import FoldedTimes, fold_times, fold_weights
 from flashrt_ros.runtime.operators import Limits, Part, Shape, Site, bucket_of, prompt_views
-from flashrt_ros.runtime.products import product
+from flashrt_ros.runtime.products import product, reference_by_view, views_of
 
 SMALLEST_COLUMNS = 16
-_VISION_PRODUCTS = [
-    site for site in CANDIDATES if site.startswith("vision") and site != "vision_resize"
-]
 
 
 class FusedOperators:
@@ -134,16 +131,13 @@ class FusedOperators:
     # -- stages
 
     def see(self, cameras: tuple[int, ...], first: int) -> None:
-        """Pixels to prefix rows."""
+        """Pixels to prefix rows: a kernel for all views at once, a reference for one after the other.
+
+        A library may pick another algorithm for more rows, and round otherwise.
+        """
         c, f, b, v = self._c, self._f, self._b, self._w.vision
         N, n, W = c.view_tokens, len(cameras) * c.view_tokens, c.vision_width
         self._cameras = cameras, first
-        if len(cameras) > 1 and not all(self._chosen[site] for site in _VISION_PRODUCTS):
-            # A library may pick another algorithm for more rows, and round otherwise.
-            for slot, camera in enumerate(cameras, start=first):
-                self.see((camera,), slot)
-            self._cameras = cameras, first
-            return
         patches, x, qkv = b["patches"][:n], b["vision_x"][:n], b["vision_qkv"][:n]
         y, h = b["vision_y"][:n], b["vision_h"][:n]
         for i, camera in enumerate(cameras):
@@ -163,7 +157,8 @@ class FusedOperators:
             )  # fmt: skip
             tile = self._chosen["vision_attention"]
             if tile is None:
-                view_attention_reference(qkv, y, N, c.vision_heads)
+                for view in views_of(n, N):
+                    view_attention_reference(qkv[view], y[view], N, c.vision_heads)
             else:
                 view_attention(qkv, y, N, c.vision_heads, tile)
             sums = self._sums("vision_sums", 2, "vision_out", W, n)
@@ -423,6 +418,10 @@ class FusedOperators:
     def _linear(self, site: str, a: Tensor, w: Tensor, out: Tensor | None, **options: Any) -> None:
         launch = self._follow() if site.startswith("expert") else Launch()
         choice = self._product(site, len(a), len(w), a.shape[1])
+        if choice is None and site.startswith("vision"):
+            assert out is not None
+            reference_by_view(a, w, out, self._c.view_tokens, **options)
+            return
         product(choice, a, w, out, workspace=self._workspace, launch=launch, **options)
 
     def _product(self, site: str, m: int, n: int, k: int) -> Product | None:

@@ -38,6 +38,38 @@ def product(
         linear(a, w, out, choice, workspace=workspace, launch=launch, **options)
 
 
+def views_of(rows: int, tokens: int) -> list[slice]:
+    """Where the rows of each view lie."""
+    return [slice(at, at + tokens) for at in range(0, rows, tokens)]
+
+
+def reference_by_view(
+    a: Tensor,
+    w: Tensor,
+    out: Tensor,
+    tokens: int,
+    *,
+    norm: RowSums | None = None,
+    residual: Tensor | None = None,
+    sums: RowSums | None = None,
+    **options: Any,
+) -> None:
+    """`linear_reference` on one view of `tokens` rows after the other: the bits do not depend on how many there are.
+
+    A residual of one view repeats.
+    """
+    for view in views_of(len(a), tokens):
+        linear_reference(
+            a[view], w, out[view], norm=_of_rows(norm, view), sums=_of_rows(sums, view),
+            residual=residual if residual is None or len(residual) == tokens else residual[view],
+            **options,
+        )  # fmt: skip
+
+
+def _of_rows(sums: RowSums | None, rows: slice) -> RowSums | None:
+    return None if sums is None else RowSums(sums.values[:, :, rows])
+
+
 def _library(
     a: Tensor,
     w: Tensor,

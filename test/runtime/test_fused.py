@@ -147,6 +147,23 @@ def test_stages_give_what_the_reference_gives_and_the_same_bits_again(
         assert torch.equal(values, again[name]), name
 
 
+@pytest.mark.parametrize(
+    "plain", [("vision_patch", "vision_project"), ("vision_attention", "vision_qkv", "vision_fc2")]
+)
+def test_vision_sites_on_their_reference_give_a_view_the_same_bits_beside_another(plain):
+    config = tiny("pi05", depth=1)
+    weights = random_weights(config)
+    wanted = Run(ReferenceOperators, weights, config, 19, 12)(2)["rows"]
+    run = Run(FusedOperators, weights, config, 19, 12)
+    run(2)
+    for site in run.operators.sites():
+        if site.name.startswith("vision") and site.name not in plain:
+            run.operators.choose(site.name, first_that_fits(site))
+    found = run(2)["rows"]
+    assert error(found, wanted) < 1e-5
+    assert torch.equal(found, run(2, together=False)["rows"])
+
+
 @pytest.mark.parametrize("elsewhere", ["tiles", "references"])
 @pytest.mark.parametrize(
     ("out", "down"), [("tile", "library"), ("library", "tile"), ("library", "library")]
