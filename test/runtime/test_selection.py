@@ -2,11 +2,14 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from flashrt_ros.cli import main
+from flashrt_ros.control import policies
 from flashrt_ros.runtime.bench import select_and_keep
 from flashrt_ros.runtime.build import RuntimeSetupError, build_engine, operators_for
 from flashrt_ros.runtime.engine import FlowEngine
@@ -283,3 +286,15 @@ def test_bench_keeps_the_verdicts_that_it_prints(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "copy.json").read_text())["chunk_bound"] == kept.chunk_bound
     plain = FlowEngine(policy, SETTINGS)
     assert "nothing to select" in select_and_keep(plain, 2)
+
+
+def test_the_command_tells_of_each_site_as_it_goes(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    engine, _ = trial_of(policy_of("openpi_pi05"))
+    monkeypatch.setattr(policies, "CheckpointPolicy", lambda *_: SimpleNamespace(engine=engine))
+    assert main(["bench", "--select", "--pairs", "1", "anywhere"]) == 0
+    printed = capsys.readouterr()
+    told = [line for line in printed.err.splitlines() if "stays with" in line]
+    assert [line.split()[1] for line in told] == ["head:", "tail:"]
+    assert all(line.endswith(f"site {n} of 2") for n, line in enumerate(told, start=1))
+    assert "stays with" not in printed.out
