@@ -39,7 +39,8 @@ from sensor_msgs.msg import Image, JointState
 from flashrt_ros.demo import node_environment
 from flashrt_ros.models.processor import FILE_NAME
 from flashrt_ros.msg import ActionChunk
-from flashrt_ros.nodes.base import RELIABLE, prepare_process, sensor_qos, to_ns, to_time
+from flashrt_ros.nodes.base import RELIABLE, prepare_process, sensor_qos, to_time
+from flashrt_ros.observation.timeline import to_ns
 from flashrt_ros.paths import executable_path
 
 CAMERA_RATE_HZ = 30

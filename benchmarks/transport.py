@@ -43,9 +43,9 @@ from flashrt_ros.nodes.base import (
     EXECUTOR_THREADS,
     prepare_process,
     sensor_qos,
-    to_ns,
     to_time,
 )
+from flashrt_ros.observation.timeline import to_ns
 from flashrt_ros.paths import config_path
 
 RATE_HZ = 30

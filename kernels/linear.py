@@ -59,6 +59,10 @@ class Tile:
             splits=min(self.splits, triton.cdiv(k, depth)),
         )  # fmt: skip
 
+    def parts(self, n: int) -> int:
+        """How many partial sums it leaves of a row of n columns."""
+        return triton.cdiv(n, self.columns)
+
 
 @dataclass(frozen=True)
 class RowSums:

@@ -12,7 +12,7 @@ import numpy as np
 from flashrt_ros.runtime.build import select_candidates
 from flashrt_ros.runtime.engine import FlowEngine
 from flashrt_ros.runtime.machine import machine
-from flashrt_ros.runtime.selection import Timer, save_verdicts, table, verdicts_path, wall_clock
+from flashrt_ros.runtime.selection import Timer, table, verdicts_path, wall_clock
 from flashrt_ros.runtime.trial import EngineTrial, make_samples
 
 _WARM_UP_CALLS = 3
@@ -26,13 +26,15 @@ def select_and_keep(
     *,
     timer: Timer = wall_clock,
 ) -> str:
-    """Select an engine's candidates, and keep the verdicts where the policy node finds them.
+    """Select an engine's candidates, and keep the verdicts, site by site, where the policy node finds them.
+
+    A selection that was interrupted goes on behind the sites that it judged.
 
     Args:
         engine: with the shapes of the robot that it is for.
         pairs: timed pairs of calls for each candidate.
         copy: where the verdicts are written, too.
-        progress: told of each candidate.
+        progress: told of each candidate, and of each site that was judged.
         timer: what a call costs.
 
     Returns:
@@ -40,12 +42,10 @@ def select_and_keep(
     """
     if not engine.operators.sites():
         return "nothing to select: this runtime computes every site in one way, the reference"
-    verdicts = select_candidates(engine, timer=timer, pairs=pairs, progress=progress)
-    path = verdicts_path(verdicts.fingerprint)
-    save_verdicts(path, verdicts)
+    verdicts = select_candidates(engine, timer=timer, pairs=pairs, progress=progress, keep=True)
     if copy is not None:
         copy.write_text(json.dumps(asdict(verdicts), indent=1) + "\n", encoding="utf-8")
-    return f"{table(verdicts)}\nkept in {path}"
+    return f"{table(verdicts)}\nkept in {verdicts_path(verdicts.fingerprint)}"
 
 
 def time_calls(engine: FlowEngine, calls: int, *, timer: Timer = wall_clock) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Literal
 
@@ -83,9 +84,10 @@ def build_engine(
     engine = FlowEngine(policy, settings, make_operators=make_operators, progress=progress)
     if engine.operators.sites() and selection != "off":
         verdicts = _kept_verdicts(engine, progress)
-        if verdicts is None and selection == "now":
-            verdicts = select_candidates(engine, timer=timer, pairs=pairs, progress=progress)
-            selections.save_verdicts(selections.verdicts_path(verdicts.fingerprint), verdicts)
+        if selection == "now" and not _complete(engine, verdicts):
+            verdicts = select_candidates(
+                engine, timer=timer, pairs=pairs, progress=progress, keep=True
+            )
         for site, candidate in (verdicts.choices() if verdicts else {}).items():
             engine.choose(site, candidate)
     engine.build()
@@ -98,6 +100,7 @@ def select_candidates(
     timer: Timer = wall_clock,
     pairs: int = selections.DEFAULT_PAIRS,
     progress: Callable[[str], None] = lambda text: None,
+    keep: bool = False,
 ) -> Verdicts:
     """Judge every candidate of an engine's operators on whole calls; the engine is left with what was adopted.
 
@@ -105,37 +108,67 @@ def select_candidates(
         engine: with the candidates.
         timer: what a call costs.
         pairs: timed pairs of calls for each candidate.
-        progress: told of each candidate.
+        progress: told of each candidate, and of each site that was judged.
+        keep: verdicts are kept after each site, and a selection that was interrupted goes on behind those that are.
 
     Raises:
         SelectionError: the reference itself is beyond its bound.
     """
     policy, settings = engine.policy, engine.settings
     steps = settings.flows[0][0]
+    fingerprint = selection_fingerprint(policy, settings)
+    path = selections.verdicts_path(fingerprint)
+    begun = _begun(engine) if keep else None
+    if begun is not None:
+        progress(f"selecting: going on behind {len(begun.choices())} sites that were judged")
     progress("selecting: computing what chunks must be")
     samples = make_samples(policy, settings.cameras)
     expected, bound = expected_chunks(policy, samples, steps)
     with engine.building():
         verdicts = selections.select(
             EngineTrial(engine, samples, steps),
-            fingerprint=selection_fingerprint(policy, settings),
+            fingerprint=fingerprint,
             chunk_bound=bound,
             expected=expected,
             timer=timer,
             pairs=pairs,
             progress=lambda text: progress(f"selecting: {text}"),
+            begun=begun,
+            keep=partial(selections.keep_verdicts, path) if keep else lambda verdicts: None,
         )
     engine.drop_other_choices()
     return verdicts
 
 
-def _kept_verdicts(engine: FlowEngine, progress: Callable[[str], None]) -> Verdicts | None:
-    """Verdicts that hold for this machine, network and shape; None, said aloud, where there are none."""
+def _load_kept(engine: FlowEngine) -> Verdicts:
+    """Verdicts that hold for this machine, network and shape, of all sites or of some. Raises SelectionError."""
     fingerprint = selection_fingerprint(engine.policy, engine.settings)
+    verdicts = selections.load_verdicts(selections.verdicts_path(fingerprint), fingerprint)
+    selections.check(verdicts, engine.operators.sites())
+    return verdicts
+
+
+def _kept_verdicts(engine: FlowEngine, progress: Callable[[str], None]) -> Verdicts | None:
+    """Verdicts that hold; None where there are none. That, or what is missing of them, is said aloud."""
     try:
-        verdicts = selections.load_verdicts(selections.verdicts_path(fingerprint), fingerprint)
-        selections.check(verdicts, engine.operators.sites())
+        verdicts = _load_kept(engine)
     except SelectionError as error:
         progress(f"no kernel is selected by a verdict: {error}")
         return None
+    waiting = selections.unjudged(verdicts, engine.operators.sites())
+    if waiting:
+        progress(f"the selection was interrupted, no verdicts yet for {', '.join(waiting)}")
     return verdicts
+
+
+def _begun(engine: FlowEngine) -> Verdicts | None:
+    """Verdicts of a selection that was interrupted."""
+    try:
+        verdicts = _load_kept(engine)
+    except SelectionError:
+        return None
+    return None if _complete(engine, verdicts) else verdicts
+
+
+def _complete(engine: FlowEngine, verdicts: Verdicts | None) -> bool:
+    return verdicts is not None and not selections.unjudged(verdicts, engine.operators.sites())

@@ -1,11 +1,13 @@
 """Ways to compute each site of the fused network, and what they are called.
 
 The tiles are those that were fastest on an H200 among several dozen; those without bulk copies run on any GPU that
-Triton supports. Which of them is used is decided by selection, on the machine that they run on.
+Triton supports. Where only a residual follows the product, a library may be faster than any of them. Which of all these
+is used is decided by selection, on the machine that they run on.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from flashrt_ros.kernels.attention import AttentionTile
@@ -14,8 +16,25 @@ from flashrt_ros.kernels.launch import Launch
 from flashrt_ros.kernels.linear import Tile
 from flashrt_ros.kernels.split_attention import SplitTile
 
-Choice: TypeAlias = Tile | AttentionTile | SplitTile | Launch | bool
-"""A tile, a way to launch, or whether the kernel is used at all, where it has no parameters."""
+
+@dataclass(frozen=True)
+class Library:
+    """PyTorch's product with the residual in its epilogue, rounded once, and a kernel for the row sums behind it."""
+
+    def fitted(self, m: int, n: int, k: int, head_dim: int | None = None) -> Library:
+        """Itself: the library fits its own tiles."""
+        return self
+
+    def parts(self, n: int) -> int:
+        """One: the sum of a whole row."""
+        return 1
+
+
+Product: TypeAlias = Tile | Library
+"""What computes a linear layer."""
+
+Choice: TypeAlias = Product | AttentionTile | SplitTile | Launch | bool
+"""A product, a tile, a way to launch, or whether the kernel is used at all, where it has no parameters."""
 
 REFERENCE = "reference"
 
@@ -31,13 +50,21 @@ CANDIDATES: dict[str, tuple[Choice, ...]] = {
     "prefix_embed": (True,),
     "prefix_qkv": (Tile(64, 128, 64, 1, 4, 4), Tile(64, 128, 32, 1, 4, 4, bulk=False)),
     "prefix_attention": (AttentionTile(64, 64, 4, 3, bulk=True), AttentionTile(64, 32, 4, 3)),
-    "prefix_out": (Tile(64, 128, 64, 1, 4, 4), Tile(64, 64, 64, 1, 4, 3, bulk=False)),
+    "prefix_out": (
+        Tile(64, 128, 64, 1, 4, 4),
+        Tile(64, 64, 64, 1, 4, 3, bulk=False),
+        Library(),
+    ),
     "prefix_gate_up": (
         StayingTile(128, 256, 64, 1, 8, 4),
         Tile(128, 256, 64, 1, 8, 4),
         Tile(128, 128, 32, 1, 8, 4, bulk=False),
     ),
-    "prefix_down": (Tile(128, 128, 64, 1, 4, 5), Tile(128, 128, 32, 1, 8, 4, bulk=False)),
+    "prefix_down": (
+        Library(),
+        Tile(128, 128, 64, 1, 4, 5),
+        Tile(128, 128, 32, 1, 8, 4, bulk=False),
+    ),
     "expert_step": (True,),
     "expert_time": (Tile(64, 16, 128, 1, 4, 4), Tile(64, 16, 64, 1, 4, 4, bulk=False)),
     "expert_qkv": (Tile(64, 32, 128, 1, 4, 6), Tile(64, 32, 128, 1, 4, 4, bulk=False)),
@@ -57,6 +84,9 @@ CANDIDATES: dict[str, tuple[Choice, ...]] = {
 }
 """By site, the likely best one first; the reference is a candidate of each, too."""
 
+JUDGED = sorted(CANDIDATES, key=lambda s: ("expert", "prefix", "vision").index(s.partition("_")[0]))
+"""Sites in the order that they are judged: denoising takes most of a call, so that all later trials are shorter."""
+
 
 def label(choice: Choice) -> str:
     """What a candidate is called in verdicts: tile, splits, warps and stages.
@@ -68,6 +98,8 @@ def label(choice: Choice) -> str:
     """
     if isinstance(choice, bool):
         return "fused"
+    if isinstance(choice, Library):
+        return "library"
     if isinstance(choice, Launch):
         return f"dependent {choice.dependent}"
     tail = f"w{choice.warps} s{choice.stages}"

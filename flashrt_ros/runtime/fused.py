@@ -1,8 +1,8 @@
 """The network through fused kernels, on a GPU.
 
-A site is a place in the network with a choice (`candidates`): how its kernel is tiled, or its plain reference, which is
-what runs where nothing else was chosen. Row sums of squares
-travel beside the rows, written by whoever wrote these, so that no kernel reads rows only to normalise them.
+A site is a place in the network with a choice (`candidates`): how its kernel is tiled, a library's product, or its
+plain reference, which is what runs where nothing else was chosen. Row sums of squares travel beside the rows, written
+by whoever wrote these, so that no kernel reads rows only to normalise them, except behind a library's product.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from flashrt_ros.kernels.attention import (
     view_attention_reference,
 )
 from flashrt_ros.kernels.embed import embed, embed_reference
-from flashrt_ros.kernels.gate_up import StayingTile, gate_up
 from flashrt_ros.kernels.launch import Launch
-from flashrt_ros.kernels.linear import Rope, RowSums, Tile, Workspace, linear, linear_reference
+from flashrt_ros.kernels.linear import Rope, RowSums, Workspace
 from flashrt_ros.kernels.resize import (
     part_width,
     resize_tables,
@@ -41,15 +40,13 @@ from flashrt_ros.models.flow import FlowTimes
 from flashrt_ros.models.gemma import rotary_table
 from flashrt_ros.models.images import PrepareImage, resized_shape
 from flashrt_ros.models.weights import Weights
-from flashrt_ros.runtime.candidates import CANDIDATES, REFERENCE, by_name
+from flashrt_ros.runtime.candidates import CANDIDATES, JUDGED, REFERENCE, Product, by_name
 from flashrt_ros.runtime.contract import Buffers, Rate
 from flashrt_ros.runtime.folding import FoldedTimes, fold_times, fold_weights
 from flashrt_ros.runtime.operators import Limits, Part, Shape, Site, bucket_of, prompt_views
+from flashrt_ros.runtime.products import product, reference_by_view, views_of
 
 SMALLEST_COLUMNS = 16
-_VISION_PRODUCTS = [
-    site for site in CANDIDATES if site.startswith("vision") and site != "vision_resize"
-]
 
 
 class FusedOperators:
@@ -134,16 +131,13 @@ class FusedOperators:
     # -- stages
 
     def see(self, cameras: tuple[int, ...], first: int) -> None:
-        """Pixels to prefix rows."""
+        """Pixels to prefix rows: a kernel for all views at once, a reference for one after the other.
+
+        A library may pick another algorithm for more rows, and round otherwise.
+        """
         c, f, b, v = self._c, self._f, self._b, self._w.vision
         N, n, W = c.view_tokens, len(cameras) * c.view_tokens, c.vision_width
         self._cameras = cameras, first
-        if len(cameras) > 1 and not all(self._chosen[site] for site in _VISION_PRODUCTS):
-            # A library may pick another algorithm for more rows, and round otherwise.
-            for slot, camera in enumerate(cameras, start=first):
-                self.see((camera,), slot)
-            self._cameras = cameras, first
-            return
         patches, x, qkv = b["patches"][:n], b["vision_x"][:n], b["vision_qkv"][:n]
         y, h = b["vision_y"][:n], b["vision_h"][:n]
         for i, camera in enumerate(cameras):
@@ -163,7 +157,8 @@ class FusedOperators:
             )  # fmt: skip
             tile = self._chosen["vision_attention"]
             if tile is None:
-                view_attention_reference(qkv, y, N, c.vision_heads)
+                for view in views_of(n, N):
+                    view_attention_reference(qkv[view], y[view], N, c.vision_heads)
             else:
                 view_attention(qkv, y, N, c.vision_heads, tile)
             sums = self._sums("vision_sums", 2, "vision_out", W, n)
@@ -226,15 +221,9 @@ class FusedOperators:
                 prefix_attention(*context, tile, valid=length, base=base)
             sums = self._sums("prefix_sums", 1, "prefix_out", c.width, P)
             self._linear(
-                "prefix_out",
-                y,
-                w.out[i],
-                x,
-                residual=x if i else rows,
-                sums=sums,
-                valid=length,
+                "prefix_out", y, w.out[i], x, residual=x if i else rows, sums=sums, valid=length,
                 base=base,
-            )
+            )  # fmt: skip
             self._linear(
                 "prefix_gate_up", x, f.prefix_gate_up[i], h, norm=sums, activation="geglu",
                 valid=length, base=base,
@@ -279,11 +268,11 @@ class FusedOperators:
     # -- choices
 
     def sites(self) -> list[Site]:
-        """Every site; its candidates run the whole stage that it is part of, on what the buffers hold."""
+        """Every site, in the order that they are judged; a candidate runs its whole stage on what the buffers hold."""
         bound = 1e-5 if self._w.dtype == torch.float32 else 2e-2
         return [
             Site(site, {name: partial(self._proof, site, name) for name in by_name(site)}, bound)
-            for site in CANDIDATES
+            for site in JUDGED
             if site != "expert_time" or self._c.family == "pi0"
         ]
 
@@ -427,27 +416,23 @@ class FusedOperators:
             )  # fmt: skip
 
     def _linear(self, site: str, a: Tensor, w: Tensor, out: Tensor | None, **options: Any) -> None:
-        tile = self._tile(site, len(a), len(w), a.shape[1])
-        if tile is None:
-            linear_reference(a, w, out, **options)
-            return
-        if isinstance(tile, StayingTile):
-            assert out is not None
-            del options["activation"]  # its only one
-            gate_up(a, w, out, tile, **options)
-            return
         launch = self._follow() if site.startswith("expert") else Launch()
-        linear(a, w, out, tile, workspace=self._workspace, launch=launch, **options)
+        choice = self._product(site, len(a), len(w), a.shape[1])
+        if choice is None and site.startswith("vision"):
+            assert out is not None
+            reference_by_view(a, w, out, self._c.view_tokens, **options)
+            return
+        product(choice, a, w, out, workspace=self._workspace, launch=launch, **options)
 
-    def _tile(self, site: str, m: int, n: int, k: int) -> Tile | None:
-        """A site's tile, cut to the problem; None for the reference."""
-        tile: Tile | None = self._chosen[site]
-        if tile is None:
+    def _product(self, site: str, m: int, n: int, k: int) -> Product | None:
+        """What computes a site's linear layer, cut to the problem; None for the reference."""
+        choice: Product | None = self._chosen[site]
+        if choice is None:
             return None
         if site.startswith("vision"):
             m = min(m, self._c.view_tokens)  # one view and several must round alike
         rotary = site in ("prefix_qkv", "expert_qkv")
-        return tile.fitted(m, n, k, self._c.head_dim if rotary else None)
+        return choice.fitted(m, n, k, self._c.head_dim if rotary else None)
 
     @property
     def _workspace(self) -> Workspace:
@@ -460,8 +445,8 @@ class FusedOperators:
 
     def _parts(self, site: str | None, width: int) -> int:
         """How many partial sums a row the site leaves; one for None and for the reference."""
-        tile = None if site is None else self._tile(site, width, width, width)
-        return 1 if tile is None else -(-width // tile.columns)
+        choice = None if site is None else self._product(site, width, width, width)
+        return 1 if choice is None else choice.parts(width)
 
     def _sums(self, name: str, planes: int, site: str | None, width: int, rows: int) -> RowSums:
         """Row sums in scratch, as a site leaves them."""

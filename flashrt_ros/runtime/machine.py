@@ -33,14 +33,19 @@ def code() -> str:
     # kernels/ lies beside the package in a checkout and inside it once installed.
     kernels = importlib.util.find_spec("flashrt_ros.kernels")
     found = (kernels.submodule_search_locations if kernels else None) or []
-    folders = [Path(__file__).parent, *map(Path, found)]
-    return _digest(sorted(path for folder in folders for path in folder.rglob("*.py")))
+    return sources_digest([Path(__file__).parent, *map(Path, found)])
 
 
-def _digest(paths: Iterable[Path]) -> str:
+def sources_digest(folders: Iterable[Path]) -> str:
+    """SHA-256 over all Python files below these folders: where a folder lies does not matter, its name does."""
+    sources = {
+        (folder.name, path.relative_to(folder).as_posix()): path.read_bytes()
+        for folder in folders
+        for path in folder.rglob("*.py")
+    }
     digest = hashlib.sha256()
-    for path in paths:
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    for (folder, name), text in sorted(sources.items()):
+        digest.update(f"{folder}/{name}".encode() + b"\0" + text + b"\0")
     return digest.hexdigest()
 
 

@@ -5,7 +5,9 @@ A candidate is adopted only if, in this order,
 2. the whole action chunk agrees with what is expected within its bound, and repeats bit for bit;
 3. the whole call became faster: both ways are timed in turn, and three of four pairs must favour the candidate.
 Else what was in use stays. Each trial builds on the candidates adopted before it, so that the last one stood the whole
-proof with all others in place. Verdicts hold for one machine, code, network and shape (`fingerprint`).
+proof with all others in place. Verdicts hold for one machine, code, network and shape (`fingerprint`). They are kept
+site by site: those of a selection that was interrupted can be used, the other sites being on their references as in
+the trials, and the next selection goes on behind them.
 """
 
 from __future__ import annotations
@@ -140,6 +142,8 @@ def select(
     timer: Timer = wall_clock,
     pairs: int = DEFAULT_PAIRS,
     progress: Callable[[str], None] = lambda text: None,
+    begun: Verdicts | None = None,
+    keep: Callable[[Verdicts], None] = lambda verdicts: None,
 ) -> Verdicts:
     """Prove and time every candidate of every site; the trial is left with what was adopted.
 
@@ -150,35 +154,68 @@ def select(
         expected: chunk of each sample; default: what the reference candidates compute.
         timer: what a call costs.
         pairs: timed pairs of calls for each candidate.
-        progress: told of each candidate.
+        progress: told of each candidate, and of each site that was judged.
+        begun: verdicts of a selection that was interrupted; their sites are not judged again.
+        keep: given the verdicts so far after each site.
 
     Raises:
         SelectionError: the reference candidates themselves are beyond the bound.
     """
     sites = trial.sites()
+    expected = _expected(trial, sites, chunk_bound, expected)
+    known = begun.verdicts if begun else ()
+    chosen = begun.choices() if begun else {}
+    for name, candidate in chosen.items():
+        trial.choose(name, candidate)
+    verdicts = Verdicts(fingerprint, chunk_bound, known)
+    for number, site in enumerate(sites, start=1):
+        if site.name in chosen:
+            continue
+        of_site = _judge_site(trial, site, expected, chunk_bound, timer, pairs, progress)
+        verdicts = replace(verdicts, verdicts=(*verdicts.verdicts, *of_site))
+        keep(verdicts)
+        current = verdicts.choices()[site.name]
+        progress(f"{site.name}: stays with {current}, site {number} of {len(sites)}")
+    return verdicts
+
+
+def _expected(
+    trial: Trial, sites: Sequence[Site], bound: float, expected: Sequence[Tensor] | None
+) -> Sequence[Tensor]:
+    """What chunks must be, after the reference candidates met it."""
     for site in sites:
         trial.choose(site.name, next(iter(site.candidates)))
     reference = trial.chunks()
     expected = reference if expected is None else expected
     error = _worst(reference, expected)
-    if not error <= chunk_bound:
+    if not error <= bound:
         raise SelectionError(
-            f"the reference's own chunk: expected an error of at most {chunk_bound:.3g}, found {error:.3g}"
+            f"the reference's own chunk: expected an error of at most {bound:.3g}, found {error:.3g}"
         )
-    verdicts: list[Verdict] = []
-    for site in sites:
-        candidates = list(site.candidates)
-        current = candidates[0]
-        verdicts.append(Verdict(site.name, current, "reference", bound=site.bound))
-        for number, candidate in enumerate(candidates[1:], start=1):
-            progress(f"{site.name}: {candidate} ({number} of {len(candidates) - 1})")
-            verdict = _judge(trial, site, current, candidate, expected, chunk_bound, timer, pairs)
-            verdicts.append(verdict)
-            if verdict.outcome == "adopted":
-                current = candidate
-        trial.choose(site.name, current)
-        verdicts = [_superseded(v, site.name, current) for v in verdicts]
-    return Verdicts(fingerprint, chunk_bound, tuple(verdicts))
+    return expected
+
+
+def _judge_site(
+    trial: Trial,
+    site: Site,
+    expected: Sequence[Tensor],
+    chunk_bound: float,
+    timer: Timer,
+    pairs: int,
+    progress: Callable[[str], None],
+) -> list[Verdict]:
+    """All candidates of a site; the trial is left with the one that was adopted."""
+    candidates = list(site.candidates)
+    current = candidates[0]
+    verdicts = [Verdict(site.name, current, "reference", bound=site.bound)]
+    for number, candidate in enumerate(candidates[1:], start=1):
+        progress(f"{site.name}: {candidate} ({number} of {len(candidates) - 1})")
+        verdict = _judge(trial, site, current, candidate, expected, chunk_bound, timer, pairs)
+        verdicts.append(verdict)
+        if verdict.outcome == "adopted":
+            current = candidate
+    trial.choose(site.name, current)
+    return [_superseded(v, current) for v in verdicts]
 
 
 def _judge(
@@ -238,9 +275,9 @@ def _paired(
     return Ratio(statistics.median(ratios), float(low), float(high), pairs)
 
 
-def _superseded(verdict: Verdict, site: str, current: str) -> Verdict:
+def _superseded(verdict: Verdict, current: str) -> Verdict:
     """An adopted candidate that a later one was still faster than."""
-    if verdict.site != site or verdict.outcome != "adopted" or verdict.candidate == current:
+    if verdict.outcome != "adopted" or verdict.candidate == current:
         return verdict
     return replace(verdict, outcome="slow", reason=f"{current} is faster still")
 
@@ -262,6 +299,16 @@ def save_verdicts(path: Path, verdicts: Verdicts) -> None:
     part = path.with_name(f"{path.name}.{os.getpid()}")
     part.write_text(json.dumps(values, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     part.replace(path)
+
+
+def keep_verdicts(path: Path, verdicts: Verdicts) -> None:
+    """Write the verdicts of a selection under way, unless those that are kept already are of more sites."""
+    try:
+        kept = load_verdicts(path, verdicts.fingerprint)
+    except SelectionError:
+        kept = replace(verdicts, verdicts=())
+    if len(verdicts.choices()) >= len(kept.choices()):
+        save_verdicts(path, verdicts)
 
 
 def load_verdicts(path: Path, fingerprint: Mapping[str, Any]) -> Verdicts:
@@ -294,13 +341,20 @@ def load_verdicts(path: Path, fingerprint: Mapping[str, Any]) -> Verdicts:
 
 
 def check(verdicts: Verdicts, sites: Sequence[Site]) -> None:
-    """Raise SelectionError unless every candidate of these sites has its verdict, and no other."""
+    """Raise SelectionError unless each site has verdicts for all of its candidates, or none, and there is no other."""
     judged = {(v.site, v.candidate) for v in verdicts.verdicts}
-    offered = {(site.name, name) for site in sites for name in site.candidates}
+    waiting = unjudged(verdicts, sites)
+    offered = {(s.name, name) for s in sites if s.name not in waiting for name in s.candidates}
     if judged != offered:
         raise SelectionError(
             f"verdicts: without one for {sorted(offered - judged)}, for nothing {sorted(judged - offered)}"
         )
+
+
+def unjudged(verdicts: Verdicts, sites: Sequence[Site]) -> list[str]:
+    """Sites without a verdict, in a selection that was interrupted: they stay on their references."""
+    judged = {verdict.site for verdict in verdicts.verdicts}
+    return [site.name for site in sites if site.name not in judged]
 
 
 def table(verdicts: Verdicts) -> str:

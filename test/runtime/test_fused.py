@@ -100,9 +100,12 @@ class Run:
         return {"rows": rows, "actions": self.buffers["actions"].clone(), **caches}
 
 
-def first_that_fits(site: Site) -> str:
-    """The first kernel of a site whose tile fits: they are for 16-bit numbers, and these are float32."""
-    names = list(site.candidates)[1:]
+def first_that_fits(site: Site, *, tile: bool = False) -> str:
+    """The first kernel of a site whose tile fits: they are for 16-bit numbers, and these are float32.
+
+    tile: none of a library.
+    """
+    names = [name for name in list(site.candidates)[1:] if not (tile and name == "library")]
     if DEVICE.type != "cuda":
         return names[0]
     for name in names:
@@ -144,12 +147,60 @@ def test_stages_give_what_the_reference_gives_and_the_same_bits_again(
         assert torch.equal(values, again[name]), name
 
 
+@pytest.mark.parametrize(
+    "plain", [("vision_patch", "vision_project"), ("vision_attention", "vision_qkv", "vision_fc2")]
+)
+def test_vision_sites_on_their_reference_give_a_view_the_same_bits_beside_another(plain):
+    config = tiny("pi05", depth=1)
+    weights = random_weights(config)
+    wanted = Run(ReferenceOperators, weights, config, 19, 12)(2)["rows"]
+    run = Run(FusedOperators, weights, config, 19, 12)
+    run(2)
+    for site in run.operators.sites():
+        if site.name.startswith("vision") and site.name not in plain:
+            run.operators.choose(site.name, first_that_fits(site))
+    found = run(2)["rows"]
+    assert error(found, wanted) < 1e-5
+    assert torch.equal(found, run(2, together=False)["rows"])
+
+
+@pytest.mark.parametrize("elsewhere", ["tiles", "references"])
+@pytest.mark.parametrize(
+    ("out", "down"), [("tile", "library"), ("library", "tile"), ("library", "library")]
+)
+def test_a_librarys_product_beside_a_tile_and_what_lies_beyond_the_prompt(out, down, elsewhere):
+    config = tiny(
+        "pi05", depth=3, vision_depth=1, width=144
+    )  # a tile leaves two partial sums a row
+    weights = random_weights(config)
+    wanted = Run(ReferenceOperators, weights, config, 19, 12)(1)
+    run = Run(FusedOperators, weights, config, 19, 12)
+    run(1)
+    sites = {site.name: site for site in run.operators.sites()}
+    ways = {"prefix_out": out, "prefix_down": down}
+    if elsewhere == "tiles":
+        ways |= dict.fromkeys(("prefix_qkv", "prefix_attention", "prefix_gate_up"), "tile")
+    for name, way in ways.items():
+        other = first_that_fits(sites[name], tile=True)
+        run.operators.choose(name, "library" if way == "library" else other)
+    found = run(1)
+    for name in ("rows", "values", "actions"):
+        assert error(found[name], wanted[name]) < 1e-5, name
+    for name in ("prefix_x", "prefix_h", "prefix_q", "prefix_y", "prefix_sums"):
+        run.buffers[name].fill_(1e4)
+    again = run(1)
+    for name, values in found.items():
+        assert torch.equal(values, again[name]), name
+
+
 def test_a_site_proves_its_candidates_on_its_whole_stage_and_leaves_the_choice_as_it_was():
     config = tiny("pi05", depth=1, vision_depth=1)
     run = Run(FusedOperators, random_weights(config), config, 19, 12)
     run(1)
     sites = {site.name: site for site in run.operators.sites()}
     assert "expert_time" not in sites  # π0's alone
+    stages = [name.partition("_")[0] for name in sites]
+    assert stages == sorted(stages)  # expert, prefix, vision: trials become shorter
     for name in ("vision_out", "prefix_qkv", "expert_down"):
         site = sites[name]
         wanted = [x.clone() for x in site.candidates["reference"]()]

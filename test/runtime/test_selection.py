@@ -2,11 +2,14 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from flashrt_ros.cli import main
+from flashrt_ros.control import policies
 from flashrt_ros.runtime.bench import select_and_keep
 from flashrt_ros.runtime.build import RuntimeSetupError, build_engine, operators_for
 from flashrt_ros.runtime.engine import FlowEngine
@@ -88,7 +91,9 @@ def test_each_planted_candidate_meets_its_verdict(selected):
     assert found["head", "same"].ratio.median == 1.0
     assert found["head", "leaner"].ratio.high < 1.0
     assert found["tail", "slow"].outcome == "slow"
-    assert len(told) == len(found) - 2
+    assert told[0] == "head: wrong (1 of 9)"
+    assert told[-2:] == ["tail: slow (1 of 1)", "tail: stays with reference, site 2 of 2"]
+    assert len(told) == len(found)  # a reference is not tried, and each site ends with a line
 
 
 def test_what_was_adopted_is_in_use(selected):
@@ -135,6 +140,47 @@ def test_verdicts_hold_for_the_same_candidates_only(selected):
         check(fewer, engine.operators.sites())
     with pytest.raises(SelectionError, match=r"for nothing \[\('tail', 'reference'\)"):
         check(verdicts, engine.operators.sites()[:1])
+
+
+def test_verdicts_of_a_selection_that_was_interrupted_hold_and_the_next_goes_on(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    policy, told = policy_of("openpi_pi05"), []
+    fingerprint = selection_fingerprint(policy, SETTINGS)
+    path = verdicts_path(fingerprint)
+
+    def interrupted(text):
+        told.append(text)
+        if "tail: slow" in text:
+            raise KeyboardInterrupt
+
+    def select_again(progress):
+        told.clear()
+        return select_and_keep(trial_of(policy)[0], 2, progress=progress, timer=operations)
+
+    def kept():
+        return load_verdicts(path, fingerprint)
+
+    with pytest.raises(KeyboardInterrupt):
+        select_again(interrupted)
+    part = kept()
+    assert part.choices() == {"head": "leaner"}
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    engine = build_engine(policy, SETTINGS, make_operators=PlantedOperators, progress=told.append)
+    assert engine.operators.choices() == {"head": "leaner", "tail": "reference"}
+    assert "the selection was interrupted, no verdicts yet for tail" in told
+
+    select_again(told.append)
+    assert not any("head" in text for text in told)
+    whole = kept()
+    assert whole.choices() == {"head": "leaner", "tail": "reference"}
+    assert whole.verdicts[: len(part.verdicts)] == part.verdicts
+
+    with pytest.raises(KeyboardInterrupt):
+        select_again(interrupted)
+    assert any("head: leaner" in text for text in told)  # what is whole is judged anew
+    assert kept() == whole
 
 
 def test_an_engine_is_built_with_the_verdicts_that_are_kept(tmp_path, monkeypatch):
@@ -240,3 +286,15 @@ def test_bench_keeps_the_verdicts_that_it_prints(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "copy.json").read_text())["chunk_bound"] == kept.chunk_bound
     plain = FlowEngine(policy, SETTINGS)
     assert "nothing to select" in select_and_keep(plain, 2)
+
+
+def test_the_command_tells_of_each_site_as_it_goes(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    engine, _ = trial_of(policy_of("openpi_pi05"))
+    monkeypatch.setattr(policies, "CheckpointPolicy", lambda *_: SimpleNamespace(engine=engine))
+    assert main(["bench", "--select", "--pairs", "1", "anywhere"]) == 0
+    printed = capsys.readouterr()
+    told = [line for line in printed.err.splitlines() if "stays with" in line]
+    assert [line.split()[1] for line in told] == ["head:", "tail:"]
+    assert all(line.endswith(f"site {n} of 2") for n, line in enumerate(told, start=1))
+    assert "stays with" not in printed.out
