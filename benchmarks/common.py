@@ -36,6 +36,8 @@ SIZES = {
     ),
 }  # fmt: skip
 PROMPT_TOKENS = {"pi0": 48, "pi05": 200}
+TFLOPS, TB_PER_S = 763.0, 4.27
+"""What bounds are computed with: a GPU's operations on 16-bit numbers, and bytes from its memory."""
 
 
 def synchronize(device: torch.device) -> None:

@@ -30,7 +30,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import PROMPT_TOKENS, SIZES, markdown, milliseconds, network, report, summary, write
+from common import (
+    PROMPT_TOKENS,
+    SIZES,
+    TB_PER_S,
+    TFLOPS,
+    markdown,
+    milliseconds,
+    network,
+    report,
+    summary,
+    write,
+)
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
@@ -46,7 +57,6 @@ from flashrt_ros.runtime.operators import Limits, Shape, bucket_of, declare_buff
 from flashrt_ros.runtime.plan import Plan
 from flashrt_ros.runtime.selection import relative_l2
 
-TFLOPS, TB_PER_S = 763.0, 4.27
 WARM_UP_CALLS = 5
 
 
