@@ -16,23 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashrt_ros.kernels.gate_up import StayingTile, gate_up
 from flashrt_ros.kernels.launch import Launch
-from flashrt_ros.kernels.linear import (
-    Rope,
-    RowSums,
-    Tile,
-    Workspace,
-    linear,
-    linear_reference,
-    workspace_size,
-)
+from flashrt_ros.kernels.linear import Rope, RowSums, Tile, Workspace, workspace_size
 from flashrt_ros.kernels.resize import part_width
 from flashrt_ros.models.config import ModelConfig
 from flashrt_ros.models.gemma import rotary_table
 from flashrt_ros.runtime.candidates import CANDIDATES, Choice
+from flashrt_ros.runtime.candidates import Product as Way
 from flashrt_ros.runtime.fused import SMALLEST_COLUMNS
 from flashrt_ros.runtime.operators import bucket_of
+from flashrt_ros.runtime.products import product
 
 NOT_WRITTEN = math.nan
 
@@ -163,17 +156,17 @@ def products(s: Sizes) -> dict[str, Product]:
     }  # fmt: skip
 
 
-def fitted(site: str, tile: Tile, p: Product, s: Sizes) -> Tile:
-    """A tile cut to the problem, as `FusedOperators` does it."""
+def fitted(site: str, way: Way, p: Product, s: Sizes) -> Way:
+    """A candidate cut to the problem, as `FusedOperators` does it."""
     rows = min(p.rows, s.config.view_tokens) if site.startswith("vision") else p.rows
     head_dim = s.config.head_dim if p.activation == "rope" else None
-    return tile.fitted(rows, p.columns, p.depth, head_dim)
+    return way.fitted(rows, p.columns, p.depth, head_dim)
 
 
 def parts_of(site: str, s: Sizes) -> int:
-    """How many partial sums a row the likely best tile of a site leaves."""
+    """How many partial sums a row the likely best candidate of a site leaves."""
     p = products(s)[site]
-    return -(-p.columns // fitted(site, CANDIDATES[site][0], p, s).columns)
+    return fitted(site, CANDIDATES[site][0], p, s).parts(p.columns)
 
 
 def _row_sums(a: Tensor, p: Product, s: Sizes) -> RowSums:
@@ -235,11 +228,11 @@ class ProductTensors:
         start = () if self.p.prefix else (s.length, s.base)
         return Rope(table, *cache, queries, *start)
 
-    def options(self, tile: Tile | None, i: int) -> dict[str, Any]:
-        """Keyword arguments for set i; a tile (None: the reference) leaves one partial sum a column tile."""
+    def options(self, way: Way | None, i: int) -> dict[str, Any]:
+        """Keyword arguments for set i; None: the reference, which leaves one partial sum a row."""
         options = self.given | {name: values[i] for name, values in self.by_set.items()}
         if self.sums is not None:
-            parts = 1 if tile is None else -(-self.p.columns // tile.columns)
+            parts = 1 if way is None else way.parts(self.p.columns)
             shape = (self.p.planes, parts, self.p.rows)
             options["sums"] = RowSums(self.sums[: math.prod(shape)].view(shape))
         return options
@@ -250,7 +243,7 @@ class ProductTensors:
         written = (rope.queries, rope.keys, rope.values) if rope else (self.out,)
         yield from (x for x in (*written, self.given.get("total"), self.sums) if x is not None)
 
-    def results(self, tile: Tile | None) -> list[Tensor]:
+    def results(self, way: Way | None) -> list[Tensor]:
         """Rows that count; row sums added up."""
         rows = self.s.valid if self.p.prefix else self.p.rows
         if self.rope is not None:
@@ -262,34 +255,30 @@ class ProductTensors:
         found = [self.out[:rows]]
         found += [self.given["total"][:rows]] if self.p.total else []
         if self.sums is not None:
-            found += self.options(tile, 0)["sums"].values[:, :, :rows].sum(1)
+            found += self.options(way, 0)["sums"].values[:, :, :rows].sum(1)
         return found
 
 
 def product_work(site: str, s: Sizes) -> Work:
-    """A site of `linear`, or of `gate_up` where a tile stays."""
+    """A linear layer's site."""
     p = products(s)[site]
     t = ProductTensors(p, s)
-    workspaces: dict[Tile, Workspace] = {}
+    workspaces: dict[Way | None, Workspace] = {}
+    none = Workspace(s.empty(0, dtype=torch.float32), s.empty(0, dtype=torch.float32))
+
+    def workspace(tile: Tile) -> Workspace:
+        partial, tickets = workspace_size(p.rows, p.columns, tile)
+        return Workspace(
+            s.empty(partial, dtype=torch.float32),
+            torch.zeros(tickets, dtype=torch.int32, device=s.device),
+        )
 
     def launch(choice: Choice | None, i: int, follow: Launch) -> None:
-        if choice is None:
-            linear_reference(t.a, t.w[i], t.out, **t.options(None, i))
-            return
-        tile = fitted(site, choice, p, s)
-        options = t.options(tile, i)
-        if isinstance(tile, StayingTile):
-            assert t.out is not None
-            del options["activation"]  # its only one
-            gate_up(t.a, t.w[i], t.out, tile, launch=follow, **options)
-            return
-        if tile not in workspaces:
-            partial, tickets = workspace_size(p.rows, p.columns, tile)
-            workspaces[tile] = Workspace(
-                s.empty(partial, dtype=torch.float32),
-                torch.zeros(tickets, dtype=torch.int32, device=s.device),
-            )
-        linear(t.a, t.w[i], t.out, tile, workspace=workspaces[tile], launch=follow, **options)
+        way = None if choice is None else fitted(site, choice, p, s)
+        if isinstance(way, Tile) and way not in workspaces:
+            workspaces[way] = workspace(way)
+        work = workspaces.get(way, none)
+        product(way, t.a, t.w[i], t.out, workspace=work, launch=follow, **t.options(way, i))
 
     def results(choice: Choice | None) -> list[Tensor]:
         return t.results(None if choice is None else fitted(site, choice, p, s))
