@@ -28,7 +28,7 @@ from flashrt_ros.kernels.launch import (
     wait_for,
 )
 
-SMALLEST_KEYS, EVEN_SPLITS = 32, 8
+EVEN_SPLITS = 8
 
 
 @dataclass(frozen=True)
@@ -50,17 +50,12 @@ class SplitTile:
     meet: bool = False
 
     def fitted(self, rows: int, keys: int, at_once: int | None) -> SplitTile:
-        """The same, cut to so many rows and keys: as many splits as run at once, and fewer keys in a
-        tile where each program still gets only one of them. at_once: programs; None for any number."""
+        """The same, with as many splits as there are tiles of keys for, and as run at once (None: any number)."""
         splits = self.splits
         if at_once is not None:
             splits = max(1, min(splits, at_once // triton.cdiv(rows, self.rows)))
-        width = self.keys
-        while width > SMALLEST_KEYS and triton.cdiv(keys, width // 2) <= splits:
-            width //= 2
         # Eight, even where seven have work: the rows of a tile then divide evenly among them.
-        splits = min(splits, max(EVEN_SPLITS, triton.cdiv(keys, width)))
-        return replace(self, keys=width, splits=splits)
+        return replace(self, splits=min(splits, max(EVEN_SPLITS, triton.cdiv(keys, self.keys))))
 
 
 @dataclass(frozen=True)
