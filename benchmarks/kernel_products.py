@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashrt_ros.kernels.launch import Launch
+from flashrt_ros.kernels.launch import Launch, multiprocessors
 from flashrt_ros.kernels.linear import Rope, RowSums, Tile, Workspace, workspace_size
 from flashrt_ros.kernels.resize import part_width
 from flashrt_ros.models.config import ModelConfig
@@ -160,7 +160,8 @@ def fitted(site: str, way: Way, p: Product, s: Sizes) -> Way:
     """A candidate cut to the problem, as `FusedOperators` does it."""
     rows = min(p.rows, s.config.view_tokens) if site.startswith("vision") else p.rows
     head_dim = s.config.head_dim if p.activation == "rope" else None
-    return way.fitted(rows, p.columns, p.depth, head_dim)
+    whole = way.fitted(rows, p.columns, p.depth, head_dim)
+    return whole.spread(p.rows, p.columns, multiprocessors(s.device))
 
 
 def parts_of(site: str, s: Sizes) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from kernel_products import Sizes, Work, parts_of, product_work, products
@@ -164,9 +165,8 @@ def step_work(s: Sizes) -> Work:
     return Work(launch, outputs, lambda _: list(outputs), sets, 0, nbytes)
 
 
-def launch_work(s: Sizes) -> Work:
-    """`expert_launch`: the expert's largest product; its reference is the same in plain stream order."""
-    site = "expert_gate_up"
+def launch_work(s: Sizes, site: str) -> Work:
+    """How kernels of a part follow each other, by one of its products; the reference is in plain stream order."""
     work, tile = product_work(site, s), CANDIDATES[site][0]
 
     def launch(choice: Choice | None, i: int, follow: Launch) -> None:
@@ -184,7 +184,8 @@ OTHERS: dict[str, Callable[[Sizes], Work]] = {
     "prefix_attention": prefix_attention_work,
     "expert_step": step_work,
     "expert_attention": expert_attention_work,
-    "expert_launch": launch_work,
+    "expert_launch": partial(launch_work, site="expert_gate_up"),
+    "prefix_launch": partial(launch_work, site="prefix_qkv"),
 }
 
 

@@ -3,14 +3,14 @@
 At the sizes of a call of π0.5, 2 views, 200 valid prompt tokens and 50 actions: for each site of `CANDIDATES` one of
 its launches, through every candidate and through the plain reference (library products and attention). A CUDA graph
 holds many launches, which rotate over more weights than the L2 cache holds (kernel_products.py says what else is as
-in the network); those of the expert start while their producer still runs, as there.
+in the network); those of prefix and expert start while their producer still runs, as there.
 
 - `us`: time of a replay over its launches, so with the gap to the next one; `reference_us`: of the reference;
 - `bound_us`: operations at 763 TFLOP/s or bytes from memory at 4.27 TB/s, whichever takes longer;
 - `error`: relative L2 error to the reference, the largest of a launch's results, after the last replay.
 
-Ends with 1 where an error is beyond the bound that selection has for a site. The row of expert_launch is the expert's
-largest product, its reference the same kernel in plain stream order; expert_time is π0's.
+Ends with 1 where an error is beyond the bound that selection has for a site. The rows of expert_launch and
+prefix_launch are a product of theirs, the reference the same kernel in plain stream order; expert_time is π0's.
 
     PYTHONPATH=. python benchmarks/kernels.py --output kernels.json
     TRITON_INTERPRET=1 PYTHONPATH=. python benchmarks/kernels.py --tiny --device cpu    # errors only
@@ -98,7 +98,8 @@ def launches_of(work: Work, effort: Effort) -> int:
 
 def launch_all(site: str, work: Work, choice: Choice | None, s: Sizes, effort: Effort) -> None:
     """What a graph holds; the first launch follows nothing that it may overlap."""
-    follow = Launch("late") if site.startswith("expert") and s.device.type == "cuda" else Launch()
+    chained = site.startswith(("expert", "prefix")) and s.device.type == "cuda"
+    follow = Launch("late") if chained else Launch()
     for i in range(launches_of(work, effort)):
         work.launch(choice, i % work.sets, follow if i else Launch())
 

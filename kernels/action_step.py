@@ -22,45 +22,39 @@ from flashrt_ros.kernels.linear import RowSums
 @triton.jit
 def _action_step_kernel(
     x_in, x_out, hidden, norm_scale, w_out, out_bias, w_in, in_bias, total, out, scale, sums, dt,
-    A: tl.constexpr, A_2: tl.constexpr, E: tl.constexpr, BE: tl.constexpr,
+    A: tl.constexpr, A_2: tl.constexpr, E: tl.constexpr, E_2: tl.constexpr,
     EPS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
-    begin(PDL)
-    finish(PDL)
     a = tl.arange(0, A_2)
     a_inside = a < A
+    e = tl.arange(0, E_2)
+    e_inside = e < E
+    if hidden is not None:
+        # No kernel of a chain writes weights: they come while the producer still runs.
+        w = tl.load(w_out + a[:, None] * E + e[None, :],
+                    mask=a_inside[:, None] & e_inside[None, :], other=0.0)  # fmt: skip
+    begin(PDL)
+    finish(PDL)
     x = tl.load(x_in + row * A + a, mask=a_inside, other=0.0)
     if hidden is not None:
-        acc = tl.zeros((A_2, BE), dtype=tl.float32)
-        square = tl.zeros((BE,), dtype=tl.float32)
-        for e0 in tl.static_range(0, E, BE):
-            e = e0 + tl.arange(0, BE)
-            h = tl.load(hidden + row * E + e, mask=e < E, other=0.0)
-            square += h * h
-            h *= tl.load(norm_scale + e, mask=e < E, other=0.0)
-            w = tl.load(w_out + a[:, None] * E + e[None, :],
-                        mask=a_inside[:, None] & (e < E)[None, :], other=0.0)  # fmt: skip
-            acc += w * h[None, :]
-        v = tl.sum(acc, axis=1) * tl.rsqrt(tl.sum(square, axis=0) / E + EPS)
+        h = tl.load(hidden + row * E + e, mask=e_inside, other=0.0)
+        rstd = tl.rsqrt(tl.sum(h * h, axis=0) / E + EPS)
+        h *= tl.load(norm_scale + e, mask=e_inside, other=0.0)
+        v = tl.sum(w * h[None, :], axis=1) * rstd
         x += dt * (v + tl.load(out_bias + a, mask=a_inside, other=0.0))
         tl.store(x_out + row * A + a, x, mask=a_inside)
     if w_in is not None:
-        square = tl.zeros((BE,), dtype=tl.float32)
-        for e0 in tl.static_range(0, E, BE):
-            e = e0 + tl.arange(0, BE)
-            w = tl.load(w_in + e[:, None] * A + a[None, :],
-                        mask=(e < E)[:, None] & a_inside[None, :], other=0.0)  # fmt: skip
-            h = tl.sum(w * x[None, :], axis=1) + tl.load(in_bias + e, mask=e < E, other=0.0)
-            h = tl.where(e < E, h, 0.0)
-            if total is not None:
-                tl.store(total + row * E + e, h, mask=e < E)
-            square += h * h
-            if scale is not None:
-                h *= tl.load(scale + e, mask=e < E, other=0.0)
-            tl.store(out + row * E + e, h.to(out.dtype.element_ty), mask=e < E)
+        w = tl.load(w_in + e[:, None] * A + a[None, :],
+                    mask=e_inside[:, None] & a_inside[None, :], other=0.0)  # fmt: skip
+        h = tl.sum(w * x[None, :], axis=1) + tl.load(in_bias + e, mask=e_inside, other=0.0)
+        if total is not None:
+            tl.store(total + row * E + e, h, mask=e_inside)
         if sums is not None:
-            tl.store(sums + row, tl.sum(square, axis=0))
+            tl.store(sums + row, tl.sum(h * h, axis=0))
+        if scale is not None:
+            h *= tl.load(scale + e, mask=e_inside, other=0.0)
+        tl.store(out + row * E + e, h.to(out.dtype.element_ty), mask=e_inside)
 
 
 def action_step(
@@ -78,7 +72,7 @@ def action_step(
     out: Tensor | None = None,
     scale: Tensor | None = None,
     sums: RowSums | None = None,
-    warps: int = 8,
+    warps: int = 16,
     launch: Launch = Launch(),  # noqa: B008  (frozen)
     eps: float = 1e-6,
 ) -> None:
@@ -102,7 +96,7 @@ def action_step(
     _action_step_kernel[(H,)](
         x_in, x_out, hidden, norm_scale, w_out, out_bias, w_in, in_bias, total, out, scale,
         sums.values if sums else None, dt, A=A, A_2=triton.next_power_of_2(A), E=E,
-        BE=min(256, triton.next_power_of_2(E)), EPS=eps, **launch_options(launch, warps, 2),
+        E_2=triton.next_power_of_2(E), EPS=eps, **launch_options(launch, warps, 2),
     )  # fmt: skip
 
 

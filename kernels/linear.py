@@ -28,6 +28,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from flashrt_ros.kernels.launch import Launch, begin, finish, launch_options
 
 NONE, GELU, GEGLU, ROPE, SILU = range(5)
+LEAST_ROWS = 64  # that a tensor core of Hopper is fed with
 EARLY_NUMBERS = 32  # accumulators a thread up to which the epilogue's own operands fit beside them
 ACTIVATIONS = {"none": NONE, "gelu": GELU, "geglu": GEGLU, "rope": ROPE, "silu": SILU}
 
@@ -48,16 +49,27 @@ class Tile:
     bulk: bool = True
 
     def fitted(self, m: int, n: int, k: int, head_dim: int | None = None) -> Tile:
-        """The same, no larger than powers of two that hold the problem; within a head for rotary."""
+        """The same, no larger than powers of two that hold the problem; within a head for rotary.
+
+        The shared memory that very few rows leave goes into depth: twice as deep, in two thirds of the stages.
+        """
         rows = min(self.rows, max(16, triton.next_power_of_2(m)))
         columns = min(self.columns, max(16, triton.next_power_of_2(n)))
         if head_dim is not None:
             columns = min(columns, head_dim)
-        depth = min(self.depth, max(16, triton.next_power_of_2(k)))
+        deeper = self.bulk and 4 * rows <= self.rows
+        depth = min(self.depth * (1 + deeper), max(16, triton.next_power_of_2(k)))
         return replace(
             self, rows=rows, columns=columns, depth=depth,
             splits=min(self.splits, triton.cdiv(k, depth)),
+            stages=triton.cdiv(2 * self.stages, 3) if deeper else self.stages,
         )  # fmt: skip
+
+    def spread(self, m: int, n: int, at_once: int) -> Tile:
+        """With half the rows, where all programs then still run at once; the bits stay what they are."""
+        rows = self.rows // 2
+        programs = triton.cdiv(m, rows) * self.parts(n) * self.splits
+        return replace(self, rows=rows) if rows >= LEAST_ROWS and programs <= at_once else self
 
     def parts(self, n: int) -> int:
         """How many partial sums it leaves of a row of n columns."""

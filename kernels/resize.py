@@ -109,8 +109,8 @@ def _sampled_axis(n: int, m: int, device: torch.device) -> Axis:
 
 @triton.jit
 def _resize_kernel(
-    pixels, out, row_first, row_weight, col_first, col_weight, width, size, inner_h, inner_w, top,
-    left, side, ROW_TAPS: tl.constexpr, COL_TAPS: tl.constexpr, FIXED: tl.constexpr,
+    pixels, out, row_first, row_weight, col_first, col_weight, height, width, size, inner_h,
+    inner_w, top, left, side, ROW_TAPS: tl.constexpr, COL_TAPS: tl.constexpr, FIXED: tl.constexpr,
     BITS: tl.constexpr, PATCH: tl.constexpr, PART: tl.constexpr, BP: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -127,14 +127,15 @@ def _resize_kernel(
     x0 = tl.load(col_first + x, mask=inside, other=0)
     half = 1 << (BITS - 1) if FIXED else 0.0  # rounds, where sums are cut to integers
     acc = tl.zeros((BP,), dtype=tl.int32 if FIXED else tl.float32) + half
-    for j in range(ROW_TAPS):
+    # Beyond the picture weights are zero; that no pixel waits for its weight makes many loads one wait.
+    for j in tl.range(ROW_TAPS, loop_unroll_factor=4):
         wy = tl.load(row_weight + y * ROW_TAPS + j, mask=inside, other=0)
         line = pixels + ((y0 + j) * width + x0) * 3 + channel
-        needed = inside & (wy != 0)
+        there = inside & (y0 + j < height)
         across = tl.zeros((BP,), dtype=tl.int32 if FIXED else tl.float32) + half
         for k in tl.static_range(COL_TAPS):
-            wx = tl.load(col_weight + x * COL_TAPS + k, mask=needed, other=0)
-            p = tl.load(line + k * 3, mask=needed & (wx != 0), other=0)
+            wx = tl.load(col_weight + x * COL_TAPS + k, mask=inside, other=0)
+            p = tl.load(line + k * 3, mask=there & (x0 + k < width), other=0)
             if FIXED:
                 across += p.to(tl.int32) * wx
             else:
@@ -169,7 +170,7 @@ def resize_to_patches(
     side = tables.size // patch
     _resize_kernel[(side * side,)](
         pixels, out, tables.rows.first, tables.rows.weights, tables.columns.first,
-        tables.columns.weights, tables.width, tables.size, *tables.inner,
+        tables.columns.weights, tables.height, tables.width, tables.size, *tables.inner,
         (tables.size - tables.inner[0]) // 2, (tables.size - tables.inner[1]) // 2, side,
         ROW_TAPS=tables.rows.weights.shape[1], COL_TAPS=tables.columns.weights.shape[1],
         FIXED=tables.filter == "openpi", BITS=FIXED_POINT_BITS, PATCH=patch, PART=part_width(patch),

@@ -29,6 +29,7 @@ from flashrt_ros.kernels.launch import (
 )
 
 EVEN_SPLITS = 8
+LEAST_ROWS, LEAST_KEYS = 16, 64
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,27 @@ class SplitTile:
     meet: bool = False
 
     def fitted(self, rows: int, keys: int, at_once: int | None) -> SplitTile:
-        """The same, with as many splits as there are tiles of keys for, and as run at once (None: any number)."""
-        splits = self.splits
-        if at_once is not None:
-            splits = max(1, min(splits, at_once // triton.cdiv(rows, self.rows)))
+        """The same, with as many splits as there are tiles of keys for, and as run at once (None: any number).
+
+        It is narrower where so many more programs, each with one tile of keys, still run at once.
+        """
+        if at_once is None:
+            tile, splits = self, self.splits
+        else:
+            tile = self._narrower(rows, keys, at_once)
+            splits = max(1, min(self.splits, at_once // triton.cdiv(rows, tile.rows)))
         # Eight, even where seven have work: the rows of a tile then divide evenly among them.
-        return replace(self, splits=min(splits, max(EVEN_SPLITS, triton.cdiv(keys, self.keys))))
+        return replace(tile, splits=min(splits, max(EVEN_SPLITS, triton.cdiv(keys, tile.keys))))
+
+    def _narrower(self, rows: int, keys: int, at_once: int) -> SplitTile:
+        """Half the rows and keys, or half the keys, or itself."""
+        fewer_keys = replace(self, keys=self.keys // 2)
+        for tile in (replace(fewer_keys, rows=self.rows // 2, warps=self.warps // 2), fewer_keys):
+            parts = triton.cdiv(keys, tile.keys)
+            fits = parts <= self.splits and parts * triton.cdiv(rows, tile.rows) <= at_once
+            if fits and tile.rows >= LEAST_ROWS and tile.keys >= LEAST_KEYS:
+                return tile
+        return self
 
 
 @dataclass(frozen=True)
@@ -193,7 +209,7 @@ def _split_attention_kernel(
 def split_workspace_size(rows: int, d: int, tile: SplitTile) -> tuple[tuple[int, ...], ...]:
     """Shapes of `SplitWorkspace`'s three tensors for so many rows, that is tokens times heads."""
     s = tile.splits if tile.splits > 1 else 0
-    return (s, rows, d), (2, s, rows), (2 * triton.cdiv(rows, tile.rows),)
+    return (s, rows, d), (2, s, rows), (2 * triton.cdiv(rows, min(LEAST_ROWS, tile.rows)),)
 
 
 def split_attention(

@@ -25,6 +25,10 @@ class Library:
         """Itself: the library fits its own tiles."""
         return self
 
+    def spread(self, m: int, n: int, at_once: int) -> Library:
+        """Itself, too."""
+        return self
+
     def parts(self, n: int) -> int:
         """One: the sum of a whole row."""
         return 1
@@ -45,15 +49,15 @@ CANDIDATES: dict[str, tuple[Choice, ...]] = {
     "vision_attention": (AttentionTile(64, 64, 4, 3), AttentionTile(64, 64, 4, 2)),
     "vision_out": (Tile(64, 64, 64, 1, 4, 6), Tile(64, 64, 64, 1, 4, 3, bulk=False)),
     "vision_fc1": (Tile(64, 128, 64, 1, 4, 3), Tile(64, 128, 32, 1, 4, 4, bulk=False)),
-    "vision_fc2": (Tile(128, 128, 64, 3, 4, 4), Tile(64, 64, 64, 1, 4, 3, bulk=False)),
+    "vision_fc2": (Tile(128, 64, 64, 1, 4, 6), Tile(64, 64, 64, 1, 4, 3, bulk=False)),
     "vision_project": (Tile(64, 64, 64, 1, 4, 4), Tile(64, 64, 64, 1, 4, 3, bulk=False)),
     "prefix_embed": (True,),
     "prefix_qkv": (Tile(64, 128, 64, 1, 4, 4), Tile(64, 128, 32, 1, 4, 4, bulk=False)),
     "prefix_attention": (AttentionTile(64, 64, 4, 3, bulk=True), AttentionTile(64, 32, 4, 3)),
     "prefix_out": (
+        Library(),
         Tile(64, 128, 64, 1, 4, 4),
         Tile(64, 64, 64, 1, 4, 3, bulk=False),
-        Library(),
     ),
     "prefix_gate_up": (
         StayingTile(128, 256, 64, 1, 8, 4),
@@ -65,6 +69,7 @@ CANDIDATES: dict[str, tuple[Choice, ...]] = {
         Tile(128, 128, 64, 1, 4, 5),
         Tile(128, 128, 32, 1, 8, 4, bulk=False),
     ),
+    "prefix_launch": (Launch("late"),),
     "expert_step": (True,),
     "expert_time": (Tile(64, 16, 128, 1, 4, 4), Tile(64, 16, 64, 1, 4, 4, bulk=False)),
     "expert_qkv": (Tile(64, 32, 128, 1, 4, 6), Tile(64, 32, 128, 1, 4, 4, bulk=False)),

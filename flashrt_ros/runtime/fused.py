@@ -22,7 +22,7 @@ from flashrt_ros.kernels.attention import (
     view_attention_reference,
 )
 from flashrt_ros.kernels.embed import embed, embed_reference
-from flashrt_ros.kernels.launch import Launch
+from flashrt_ros.kernels.launch import Launch, multiprocessors
 from flashrt_ros.kernels.linear import Rope, RowSums, Workspace
 from flashrt_ros.kernels.resize import (
     part_width,
@@ -198,7 +198,7 @@ class FusedOperators:
         keys, values, rotation = b["keys"], b["values"], b["rotation"]
         rows = b["rows"][:P]
         self._linear(
-            "prefix_qkv", rows[:base], f.prefix_qkv[0], None, norm=self._row_sums(0),
+            "prefix_qkv", rows[:base], f.prefix_qkv[0], None, first=True, norm=self._row_sums(0),
             activation="rope", rope=Rope(rotation, keys[0], values[0], q),
         )  # fmt: skip
         for source, target in (("first_q", q), ("first_k", keys[0]), ("first_v", values[0])):
@@ -218,7 +218,9 @@ class FusedOperators:
             if tile is None:
                 prefix_attention_reference(*context, valid=length, base=base)
             else:
-                prefix_attention(*context, tile, valid=length, base=base)
+                # In layer 0 it comes behind the copies.
+                launch = self._follow("prefix", first=i == 0)
+                prefix_attention(*context, tile, valid=length, base=base, launch=launch)
             sums = self._sums("prefix_sums", 1, "prefix_out", c.width, P)
             self._linear(
                 "prefix_out", y, w.out[i], x, residual=x if i else rows, sums=sums, valid=length,
@@ -341,7 +343,7 @@ class FusedOperators:
         self, x: Tensor, moved: Tensor | None, *, first: bool = False, **options: Any
     ) -> None:
         if self._chosen["expert_step"]:
-            action_step(x, moved, launch=self._follow(first), **options)
+            action_step(x, moved, launch=self._follow("expert", first), **options)
         else:
             action_step_reference(x, moved, **options)
 
@@ -398,7 +400,8 @@ class FusedOperators:
             else:
                 split_attention(
                     q, keys, values, y, tile, work, valid=length, base=base,
-                    longest=shape.views * c.view_tokens + shape.bucket + after, launch=self._follow(),
+                    longest=shape.views * c.view_tokens + shape.bucket + after,
+                    launch=self._follow("expert"),
                 )  # fmt: skip
             sums = self._sums("expert_sums", 1, "expert_out", c.expert_width, n)
             self._linear(
@@ -415,8 +418,18 @@ class FusedOperators:
                 total=total, scale=term(scale, 2 * i + 2), sums=sums,
             )  # fmt: skip
 
-    def _linear(self, site: str, a: Tensor, w: Tensor, out: Tensor | None, **options: Any) -> None:
-        launch = self._follow() if site.startswith("expert") else Launch()
+    def _linear(
+        self,
+        site: str,
+        a: Tensor,
+        w: Tensor,
+        out: Tensor | None,
+        *,
+        first: bool = False,
+        **options: Any,
+    ) -> None:
+        part = site.partition("_")[0]
+        launch = Launch() if part == "vision" else self._follow(part, first)
         choice = self._product(site, len(a), len(w), a.shape[1])
         if choice is None and site.startswith("vision"):
             assert out is not None
@@ -429,10 +442,11 @@ class FusedOperators:
         choice: Product | None = self._chosen[site]
         if choice is None:
             return None
-        if site.startswith("vision"):
-            m = min(m, self._c.view_tokens)  # one view and several must round alike
+        # One view and several must round alike.
+        rows = min(m, self._c.view_tokens) if site.startswith("vision") else m
         rotary = site in ("prefix_qkv", "expert_qkv")
-        return choice.fitted(m, n, k, self._c.head_dim if rotary else None)
+        fitted = choice.fitted(rows, n, k, self._c.head_dim if rotary else None)
+        return fitted.spread(m, n, multiprocessors(self._w.device))
 
     @property
     def _workspace(self) -> Workspace:
@@ -458,6 +472,6 @@ class FusedOperators:
         parts, capacity = self._parts("vision_project", self._c.width), len(self._b["rows"])
         return RowSums(self._b["rows_sums"][: parts * capacity].view(1, parts, capacity)[:, :, at:])
 
-    def _follow(self, first: bool = False) -> Launch:
-        """How an expert's kernel follows its producer; the first of a stage has none that it may overlap."""
-        return Launch() if first else self._chosen["expert_launch"] or Launch()
+    def _follow(self, part: str, first: bool = False) -> Launch:
+        """How a kernel of a part follows its producer; the first of a stage has none that it may overlap."""
+        return Launch() if first else self._chosen[f"{part}_launch"] or Launch()

@@ -29,11 +29,11 @@ def product(
         linear_reference(a, w, out, **options)
     elif isinstance(choice, Library):
         assert out is not None
-        _library(a, w, out, **options)
+        _library(a, w, out, launch=launch, **options)
     elif isinstance(choice, StayingTile):
         assert out is not None
         del options["activation"]  # its only one
-        gate_up(a, w, out, choice, **options)
+        gate_up(a, w, out, choice, launch=launch, **options)
     else:
         linear(a, w, out, choice, workspace=workspace, launch=launch, **options)
 
@@ -79,10 +79,11 @@ def _library(
     sums: RowSums,
     valid: Tensor | None = None,
     base: int = 0,
+    launch: Launch,
 ) -> None:
     """`out = residual + a @ w.T` and its row sums; `residual` may be `out`.
 
     All rows are computed, those from `valid + base` on from whatever numbers lie there, and are not to be read.
     """
     torch.addmm(residual, a, w.T, out=out)
-    row_sums(out, sums)
+    row_sums(out, sums, launch)

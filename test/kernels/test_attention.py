@@ -96,19 +96,20 @@ def test_keys_of_the_prefix_that_are_not_valid_do_not_count():
 
 
 @pytest.mark.parametrize(
-    ("rows", "keys", "at_once", "splits"),
+    ("rows", "keys", "at_once", "wanted"),
     [
-        (400, 530, 132, 8),
-        (400, 786, 132, 8),
-        (400, 1042, 132, 9),
-        (80, 746, 132, 8),
-        (400, 786, 20, 1),
+        (400, 530, 132, (32, 64, 9)),
+        (400, 786, 132, (32, 128, 8)),
+        (400, 1042, 132, (32, 128, 9)),
+        (80, 746, 132, (16, 64, 12)),
+        (80, 1258, 132, (32, 128, 10)),
+        (400, 786, 20, (32, 128, 1)),
     ],
-    ids=["one view", "two views", "three views", "short chunk", "small GPU"],
+    ids=["one view", "two views", "three views", "short chunk", "and four views", "small GPU"],
 )
-def test_keys_are_split_for_as_many_programs_as_run_at_once(rows, keys, at_once, splits):
+def test_keys_are_split_for_as_many_programs_as_run_at_once(rows, keys, at_once, wanted):
     tile = SplitTile(32, 128, 16, 8, 2, meet=True).fitted(rows, keys, at_once)
-    assert (tile.keys, tile.splits) == (128, splits)
+    assert (tile.rows, tile.keys, tile.splits) == wanted
 
 
 def test_splits_without_a_workspace_are_refused():

@@ -1,5 +1,7 @@
 """Linear layers against a plain one: tiles that fit and tiles that do not, every epilogue."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -196,3 +198,17 @@ def test_a_tile_that_cannot_work_is_refused():
         linear(a, w, None, Tile(16, 64, 32), activation="rope", rope=rope)
     with pytest.raises(ValueError, match="expected a workspace"):
         linear(a, w, poisoned(8, 64), Tile(16, 64, 16, 2))
+
+
+def test_a_tile_of_very_few_rows_is_deeper():
+    tile = Tile(64, 16, 128, 2, 4, 6)
+    assert tile.fitted(50, 1024, 2048) == tile
+    assert tile.fitted(10, 1024, 2048) == Tile(16, 16, 256, 2, 4, 4)
+    assert replace(tile, bulk=False).fitted(10, 1024, 2048) == replace(tile, rows=16, bulk=False)
+
+
+def test_few_programs_take_half_the_rows_each():
+    tile = Tile(128, 64, 64, 1, 4, 6)
+    assert tile.spread(256, 1152, 132) == replace(tile, rows=64)
+    assert tile.spread(512, 1152, 132) == tile  # 144 would not run at once
+    assert replace(tile, rows=64).spread(256, 1152, 1000) == replace(tile, rows=64)

@@ -28,10 +28,10 @@ CAMERAS = ((48, 64), (61, 37))
 
 
 def tiny(family: str, **changes: int) -> ModelConfig:
-    """Sizes that no tile divides."""
+    """Sizes that no tile divides, but for a view's 16 rows: a CPU's product may round by a row's place in a tile."""
     sizes = {
         "vision_width": 144, "vision_depth": 2, "vision_heads": 2, "vision_mlp": 80,
-        "image_size": 28, "width": 64, "mlp": 96, "expert_width": 32, "expert_mlp": 96, "depth": 2,
+        "image_size": 56, "width": 64, "mlp": 96, "expert_width": 32, "expert_mlp": 96, "depth": 2,
         "heads": 4, "head_dim": 16, "vocab": 512, "horizon": 10, "action_dim": 8,
         "max_prompt_tokens": 40,
     } | changes  # fmt: skip
@@ -137,7 +137,7 @@ def test_stages_give_what_the_reference_gives_and_the_same_bits_again(
     for name in ("rows", "values", "actions"):
         assert error(at_first[name], wanted[name]) < 1e-5, name
     for site in run.operators.sites():
-        if site.name != "expert_launch" or DEVICE.type == "cuda":  # a launch option of the GPU
+        if not site.name.endswith("_launch") or DEVICE.type == "cuda":  # a launch option of the GPU
             run.operators.choose(site.name, first_that_fits(site))
     found = run(views)
     for name in ("rows", "values", "actions"):  # keys lie in another order of their numbers
