@@ -63,6 +63,9 @@ def to_duration(ns: int) -> Duration:
 class Parameters:
     """Declares a table of parameters on a node, refuses what does not fit, and reads them typed.
 
+    A value that was read is kept until a parameter changes: a policy reads dozens before each inference. May be read
+    from any thread; once setting a parameter returns, all that is read is new.
+
     Args:
         node: whose parameters they are.
         table: from `parameters.py`.
@@ -84,6 +87,9 @@ class Parameters:
         self._table = {parameter.name: parameter for parameter in table}
         self._check = check
         self._changed = changed
+        self._read: dict[str, Any] = {}
+        # Humble's rclpy does not say when a change is in force: nothing is kept there.
+        self._keep = hasattr(node, "add_post_set_parameters_callback")
         if hasattr(node, "add_pre_set_parameters_callback"):
             node.add_pre_set_parameters_callback(self._pre_set)
         for parameter in table:
@@ -97,11 +103,19 @@ class Parameters:
             if type(given.value) is int and isinstance(fitting, float):
                 node.set_parameters([RosParameter(parameter.name, value=fitting)])
         node.add_on_set_parameters_callback(self._on_set)
-        if hasattr(node, "add_post_set_parameters_callback"):
+        if self._keep:
             node.add_post_set_parameters_callback(self._post_set)
 
     def __getitem__(self, name: str) -> Any:
-        return self._table[name].check(self._node.get_parameter(name).value)
+        # The dictionary is taken before the value: one that is read while it changes goes into a dictionary that the
+        # change throws away.
+        read = self._read
+        if name in read:
+            return read[name]
+        value = self._table[name].check(self._node.get_parameter(name).value)
+        if self._keep:
+            read[name] = value
+        return value
 
     def ns(self, name: str) -> int:
         """A duration parameter in nanoseconds, by the unit in its name (`_ms` or `_s`)."""
@@ -128,12 +142,13 @@ class Parameters:
                     self._check(change.name, value)
         except ValueError as error:
             return SetParametersResult(successful=False, reason=str(error))
-        if not hasattr(self._node, "add_post_set_parameters_callback"):
+        if not self._keep:
             # Humble's rclpy has no post-set callbacks; a change that came this far is not refused any more.
             self._post_set(changes)
         return SetParametersResult(successful=True)
 
     def _post_set(self, changes: Sequence[Any]) -> None:
+        self._read = {}
         for change in changes:
             parameter = self._table.get(change.name)
             if parameter is None:
