@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rclpy
 from builtin_interfaces.msg import Duration, Time
@@ -25,6 +25,9 @@ from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPo
 from rclpy.signals import SignalHandlerOptions
 
 from flashrt_ros.control.parameter import Parameter, duration_ns
+
+if TYPE_CHECKING:
+    from flashrt_ros.control.observer import Made, Settings
 
 _SIGNAL_PERIOD_S = 0.2
 
@@ -63,7 +66,7 @@ def to_duration(ns: int) -> Duration:
 class Parameters:
     """Declares a table of parameters on a node, refuses what does not fit, and reads them typed.
 
-    A value that was read is kept until a parameter changes: a policy reads dozens before each inference. May be read
+    What was read, or made of them, is kept until one changes: a policy needs dozens before each inference. May be read
     from any thread; once setting a parameter returns, all that is read is new.
 
     Args:
@@ -87,7 +90,7 @@ class Parameters:
         self._table = {parameter.name: parameter for parameter in table}
         self._check = check
         self._changed = changed
-        self._read: dict[str, Any] = {}
+        self._kept: dict[Any, Any] = {}
         # Humble's rclpy does not say when a change is in force: nothing is kept there.
         self._keep = hasattr(node, "add_post_set_parameters_callback")
         if hasattr(node, "add_pre_set_parameters_callback"):
@@ -107,19 +110,29 @@ class Parameters:
             node.add_post_set_parameters_callback(self._post_set)
 
     def __getitem__(self, name: str) -> Any:
-        # The dictionary is taken before the value: one that is read while it changes goes into a dictionary that the
-        # change throws away.
-        read = self._read
-        if name in read:
-            return read[name]
-        value = self._table[name].check(self._node.get_parameter(name).value)
-        if self._keep:
-            read[name] = value
-        return value
+        return self._once(
+            name, lambda: self._table[name].check(self._node.get_parameter(name).value)
+        )
 
     def ns(self, name: str) -> int:
         """A duration parameter in nanoseconds, by the unit in its name (`_ms` or `_s`)."""
         return duration_ns(name, self[name])
+
+    def made(self, make: Callable[[Settings], Made]) -> Made:
+        """What `make` makes of the parameters as they are now; made once until one changes."""
+        value: Made = self._once(make, lambda: make(self))
+        return value
+
+    def _once(self, key: Any, read: Callable[[], Any]) -> Any:
+        # The dictionary is taken before the value: one that is read while it changes goes into a dictionary that the
+        # change throws away.
+        kept = self._kept
+        if key in kept:
+            return kept[key]
+        value = read()
+        if self._keep:
+            kept[key] = value
+        return value
 
     def _pre_set(self, changes: Sequence[Any]) -> list[Any]:
         """An integer given for a double becomes one, so that `ros2 param describe` and `dump` show a double."""
@@ -148,7 +161,7 @@ class Parameters:
         return SetParametersResult(successful=True)
 
     def _post_set(self, changes: Sequence[Any]) -> None:
-        self._read = {}
+        self._kept = {}
         for change in changes:
             parameter = self._table.get(change.name)
             if parameter is None:

@@ -19,6 +19,10 @@ TABLE = (
 )
 
 
+def both(parameters):
+    return parameters["rate"], parameters.ns("delay_ms")
+
+
 class AskedNode(Node):
     """A node that counts how often it is asked for a parameter."""
 
@@ -43,17 +47,20 @@ def test_node_is_asked_again_only_after_a_change(node):
     before = node.asked
     assert [parameters["rate"] for _ in range(5)] == [1.0] * 5
     assert [parameters.ns("delay_ms") for _ in range(5)] == [5_000_000] * 5
+    assert [parameters.made(both) for _ in range(5)] == [(1.0, 5_000_000)] * 5
     assert node.asked - before == 2
     node.set_parameters([RosParameter("rate", value=2.0)])
     assert [parameters["rate"] for _ in range(5)] == [2.0] * 5
+    assert [parameters.made(both) for _ in range(5)] == [(2.0, 5_000_000)] * 5
+    assert parameters.made(both) is parameters.made(both)
     assert parameters.ns("delay_ms") == 5_000_000
 
 
 def test_change_is_read_at_once_and_a_refused_one_never(node):
     parameters = Parameters(node, TABLE)
-    assert parameters["delay_ms"] == 5.0
+    assert (parameters["delay_ms"], parameters.made(both)) == (5.0, (1.0, 5_000_000))
     assert node.set_parameters([RosParameter("delay_ms", value=7)])[0].successful
-    assert parameters["delay_ms"] == 7.0
+    assert (parameters["delay_ms"], parameters.made(both)) == (7.0, (1.0, 7_000_000))
     assert not node.set_parameters([RosParameter("delay_ms", value=700.0)])[0].successful
     assert parameters["delay_ms"] == 7.0
     rate, delay = RosParameter("rate", value=3.0), RosParameter("delay_ms", value=-1.0)
@@ -73,7 +80,8 @@ def test_change_callback_reads_what_changed(node):
     assert heard == [("rate", 4.0, 4.0)]
 
 
-def test_value_read_while_it_changes_is_not_kept(node):
+@pytest.mark.parametrize("read", [lambda p: p["rate"], lambda p: p.made(both)[0]])
+def test_value_read_while_it_changes_is_not_kept(node, read):
     parameters = Parameters(node, TABLE)
     asking, changed = threading.Event(), threading.Event()
     ask = node.get_parameter
@@ -85,11 +93,11 @@ def test_value_read_while_it_changes_is_not_kept(node):
         return value
 
     node.get_parameter = slow
-    reader = threading.Thread(target=lambda: parameters["rate"])
+    reader = threading.Thread(target=lambda: read(parameters))
     reader.start()
     assert asking.wait(30)
     node.get_parameter = ask
     node.set_parameters([RosParameter("rate", value=5.0)])
     changed.set()
     reader.join()
-    assert parameters["rate"] == 5.0
+    assert read(parameters) == 5.0
