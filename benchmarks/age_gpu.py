@@ -1,10 +1,10 @@
 """How old is an observation when its chunk is published, with a network on this machine and pictures over real DDS?
 
-Three processes: one publishes cameras at 30 Hz, all at the same tick and each picture another, and joint states at
-100 Hz; the policy node infers on a checkpoint; this one receives the chunks. Every term comes from the stamps in the
-chunk: `input` capture to receipt of the oldest frame, `sync` until the set is complete, `queue` until inference begins,
-`infer`, `output` until publication; `delivery` until this process has the chunk. `age` is capture to publication, and
-`beside inference` what of it is not inference.
+Processes as on a robot: each camera is one, all at 30 Hz and at the same tick of the wall clock, each picture another;
+joint states at 100 Hz are one; the policy node infers on a checkpoint; this one receives the chunks. Every term comes
+from the stamps in the chunk: `input` capture to receipt of the oldest frame, `sync` until the set is complete, `queue`
+until inference begins, `infer`, `output` until publication; `delivery` until this process has the chunk. `age` is
+capture to publication, and `beside inference` what of it is not inference.
 
     make build && source build/setup.bash
     python benchmarks/age_gpu.py --output age.json
@@ -34,6 +34,7 @@ import rclpy
 import yaml
 from common import add_policy_arguments, markdown, random_checkpoint, report, write
 from rclpy.executors import SingleThreadedExecutor
+from rclpy.node import Node
 from sensor_msgs.msg import Image, JointState
 
 from flashrt_ros.demo import node_environment
@@ -46,6 +47,8 @@ from flashrt_ros.paths import executable_path
 CAMERA_RATE_HZ = 30
 JOINT_STATE_RATE_HZ = 100
 JOINTS = ["shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper"]
+DRIVER = "driver"
+"""First argument of the processes that this one starts from its own file."""
 START_LIMIT_S = 400.0
 STOP_LIMIT_S = 20.0
 WARM_UP_CHUNKS = 30
@@ -53,51 +56,55 @@ INSTRUCTION = "put the red cup on the shelf beside the green block"
 TERMS = ("input", "sync", "queue", "infer", "output", "delivery", "age", "beside inference")
 
 
-# ------------------------------------------------------------ the cameras and joints
+# ------------------------------------------------------------ the drivers, a process each
 
 
-def publish(cameras: list[str], width: int, height: int) -> None:
-    """Publish until stdin closes."""
-    prepare_process()
-    rclpy.init()
-    node = rclpy.create_node("cameras")
-    random = np.random.default_rng(0)
-    pool = [random.integers(0, 256, 3 * width * height, np.uint8).tobytes() for _ in range(8)]
-    publishers = [node.create_publisher(Image, f"/{c}/image_raw", sensor_qos(4)) for c in cameras]
-    joints = node.create_publisher(JointState, "/joint_states", sensor_qos(10))
-    image = Image(height=height, width=width, encoding="rgb8", step=3 * width)
-    state = JointState(name=JOINTS)
-    stopped = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), stopped.set()), daemon=True).start()
-
-    def publish_pictures() -> None:
-        for number in _ticks(CAMERA_RATE_HZ, stopped):
-            stamp = to_time(time.time_ns())
-            for offset, publisher in enumerate(publishers):
-                image.data.frombytes(pool[(number + offset) % len(pool)])
-                image.header.stamp = stamp
-                publisher.publish(image)
-                del image.data[:]
-
-    pictures = threading.Thread(target=publish_pictures)
-    pictures.start()
-    for number in _ticks(JOINT_STATE_RATE_HZ, stopped):
-        state.header.stamp = to_time(time.time_ns())
-        state.position = [0.1 * np.sin(0.01 * number + joint) for joint in range(len(JOINTS))]
-        joints.publish(state)
-    pictures.join()
+def publish_pictures(camera: str, width: int, height: int) -> None:
+    """One camera, until stdin closes. The stamp is taken last: its pictures are made before."""
+    node = _driver(f"camera_{camera}")
+    publisher = node.create_publisher(Image, f"/{camera}/image_raw", sensor_qos(4))
+    random = np.random.default_rng(list(camera.encode()))
+    pictures = [
+        Image(height=height, width=width, encoding="rgb8", step=3 * width) for _ in range(8)
+    ]
+    for picture in pictures:
+        picture.data.frombytes(random.integers(0, 256, 3 * width * height, np.uint8).tobytes())
+    for number in _ticks(CAMERA_RATE_HZ):
+        picture = pictures[number % len(pictures)]
+        picture.header.stamp = to_time(time.time_ns())
+        publisher.publish(picture)
     rclpy.shutdown()
 
 
-def _ticks(rate_hz: int, stopped: threading.Event) -> Iterator[int]:
-    """Numbers at a rate, until stopped."""
-    begin_ns, number = time.monotonic_ns(), 0
+def publish_joint_states() -> None:
+    """All joints, until stdin closes."""
+    node = _driver("joints")
+    publisher = node.create_publisher(JointState, "/joint_states", sensor_qos(10))
+    state = JointState(name=JOINTS)
+    for number in _ticks(JOINT_STATE_RATE_HZ):
+        state.header.stamp = to_time(time.time_ns())
+        state.position = [0.1 * np.sin(0.01 * number + joint) for joint in range(len(JOINTS))]
+        publisher.publish(state)
+    rclpy.shutdown()
+
+
+def _driver(name: str) -> Node:
+    prepare_process()
+    rclpy.init()
+    return rclpy.create_node(name)
+
+
+def _ticks(rate_hz: int) -> Iterator[int]:
+    """Numbers at multiples of the period on the wall clock, the same in every process, until stdin closes."""
+    stopped = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), stopped.set()), daemon=True).start()
+    number = time.time_ns() * rate_hz // 1_000_000_000
     while True:
-        due_ns = begin_ns + number * 1_000_000_000 // rate_hz
-        if stopped.wait(max(0, due_ns - time.monotonic_ns()) / 1e9):
+        number += 1
+        due_ns = number * 1_000_000_000 // rate_hz
+        if stopped.wait(max(0, due_ns - time.time_ns()) / 1e9):
             return
         yield number
-        number += 1
 
 
 # ------------------------------------------------------------ the node and its chunks
@@ -220,14 +227,17 @@ def run(args: argparse.Namespace, checkpoint: Path, folder: Path) -> dict[str, A
     width, height = map(int, args.picture.split("x"))
     cameras = json.loads((checkpoint / FILE_NAME).read_text())["cameras"][: args.views]
     robot = write_robot(folder, cameras, width, height)
-    publisher = [sys.executable, __file__, "publish", str(width), str(height), *cameras]
+    drivers = {c: ["camera", c, str(width), str(height)] for c in cameras} | {"joints": ["joints"]}
     os.environ.update(node_environment())
     chunks = Chunks()
     try:
-        with (
-            running("policy", policy_command(args, checkpoint, robot), folder) as policy,
-            running("cameras", publisher, folder, stdin=subprocess.PIPE),
-        ):
+        with contextlib.ExitStack() as processes:
+            policy = processes.enter_context(
+                running("policy", policy_command(args, checkpoint, robot), folder)
+            )
+            for name, arguments in drivers.items():
+                command = [sys.executable, __file__, DRIVER, *arguments]
+                processes.enter_context(running(name, command, folder, stdin=subprocess.PIPE))
             log = folder / "policy.log"
             chunks.wait_for(WARM_UP_CHUNKS, policy, log)
             time.sleep(args.seconds)
@@ -249,8 +259,11 @@ def run(args: argparse.Namespace, checkpoint: Path, folder: Path) -> dict[str, A
 
 
 def main() -> int:
-    if sys.argv[1:2] == ["publish"]:
-        publish(sys.argv[4:], int(sys.argv[2]), int(sys.argv[3]))
+    if sys.argv[1:2] == [DRIVER]:
+        if sys.argv[2] == "camera":
+            publish_pictures(sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))
+        else:
+            publish_joint_states()
         return 0
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_policy_arguments(parser)

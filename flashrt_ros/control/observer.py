@@ -6,7 +6,8 @@ One door: the policy node feeds it from topics, a replay from a bag. It knows me
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 from flashrt_ros.control.robot import Robot
 from flashrt_ros.control.watchdog import Watchdog
@@ -24,6 +25,9 @@ JOINT_STATES = "joint_states"
 """Name of the joint state input beside the cameras' names."""
 
 
+Made = TypeVar("Made")
+
+
 class Settings(Protocol):
     """Parameters of the policy node, whoever holds them."""
 
@@ -33,6 +37,10 @@ class Settings(Protocol):
 
     def ns(self, name: str) -> int:
         """A duration in nanoseconds."""
+        ...
+
+    def made(self, make: Callable[[Settings], Made]) -> Made:
+        """What `make` makes of the parameters as they are now; it may be what it made before, where none changed."""
         ...
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flashrt_ros.control.parameter import duration_ns
 from flashrt_ros.control.parameters import NODES
+
+if TYPE_CHECKING:
+    from flashrt_ros.control.observer import Made, Settings
 
 
 class ParameterValues:
@@ -33,6 +36,10 @@ class ParameterValues:
     def ns(self, name: str) -> int:
         """A duration parameter in nanoseconds."""
         return duration_ns(name, self[name])
+
+    def made(self, make: Callable[[Settings], Made]) -> Made:
+        """What `make` makes of the values."""
+        return make(self)
 
     def set(self, name: str, value: Any) -> None:
         """Change one value.

@@ -58,7 +58,7 @@ class PolicyRunner:
         if now_ns - frame_set.stamp_ns > self._settings.ns("max_age_ms"):
             self.observer.reject("stale")
             return None
-        self.session.settings = session_settings(self._settings)
+        self.session.settings = self._settings.made(session_settings)
         if not self.session.due(frame_set.stamp_ns, instruction):
             self.observer.reject("not_due")
             return None

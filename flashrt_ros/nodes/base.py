@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rclpy
 from builtin_interfaces.msg import Duration, Time
@@ -25,6 +25,9 @@ from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPo
 from rclpy.signals import SignalHandlerOptions
 
 from flashrt_ros.control.parameter import Parameter, duration_ns
+
+if TYPE_CHECKING:
+    from flashrt_ros.control.observer import Made, Settings
 
 _SIGNAL_PERIOD_S = 0.2
 
@@ -63,6 +66,9 @@ def to_duration(ns: int) -> Duration:
 class Parameters:
     """Declares a table of parameters on a node, refuses what does not fit, and reads them typed.
 
+    What was read, or made of them, is kept until one changes: a policy needs dozens before each inference. May be read
+    from any thread; once setting a parameter returns, all that is read is new.
+
     Args:
         node: whose parameters they are.
         table: from `parameters.py`.
@@ -84,6 +90,9 @@ class Parameters:
         self._table = {parameter.name: parameter for parameter in table}
         self._check = check
         self._changed = changed
+        self._kept: dict[Any, Any] = {}
+        # Humble's rclpy does not say when a change is in force: nothing is kept there.
+        self._keep = hasattr(node, "add_post_set_parameters_callback")
         if hasattr(node, "add_pre_set_parameters_callback"):
             node.add_pre_set_parameters_callback(self._pre_set)
         for parameter in table:
@@ -97,15 +106,33 @@ class Parameters:
             if type(given.value) is int and isinstance(fitting, float):
                 node.set_parameters([RosParameter(parameter.name, value=fitting)])
         node.add_on_set_parameters_callback(self._on_set)
-        if hasattr(node, "add_post_set_parameters_callback"):
+        if self._keep:
             node.add_post_set_parameters_callback(self._post_set)
 
     def __getitem__(self, name: str) -> Any:
-        return self._table[name].check(self._node.get_parameter(name).value)
+        return self._once(
+            name, lambda: self._table[name].check(self._node.get_parameter(name).value)
+        )
 
     def ns(self, name: str) -> int:
         """A duration parameter in nanoseconds, by the unit in its name (`_ms` or `_s`)."""
         return duration_ns(name, self[name])
+
+    def made(self, make: Callable[[Settings], Made]) -> Made:
+        """What `make` makes of the parameters as they are now; made once until one changes."""
+        value: Made = self._once(make, lambda: make(self))
+        return value
+
+    def _once(self, key: Any, read: Callable[[], Any]) -> Any:
+        # The dictionary is taken before the value: one that is read while it changes goes into a dictionary that the
+        # change throws away.
+        kept = self._kept
+        if key in kept:
+            return kept[key]
+        value = read()
+        if self._keep:
+            kept[key] = value
+        return value
 
     def _pre_set(self, changes: Sequence[Any]) -> list[Any]:
         """An integer given for a double becomes one, so that `ros2 param describe` and `dump` show a double."""
@@ -128,12 +155,13 @@ class Parameters:
                     self._check(change.name, value)
         except ValueError as error:
             return SetParametersResult(successful=False, reason=str(error))
-        if not hasattr(self._node, "add_post_set_parameters_callback"):
+        if not self._keep:
             # Humble's rclpy has no post-set callbacks; a change that came this far is not refused any more.
             self._post_set(changes)
         return SetParametersResult(successful=True)
 
     def _post_set(self, changes: Sequence[Any]) -> None:
+        self._kept = {}
         for change in changes:
             parameter = self._table.get(change.name)
             if parameter is None:

@@ -1,7 +1,7 @@
 """The inputs of a policy: subscriptions that feed its observer.
 
-They live on a hidden node of their own, spun by one thread. rclpy builds its wait set anew for every callback: beside
-the services and timers of the policy node a picture would wait for all of them, and cost them all.
+They live on a hidden node of their own, and one thread does nothing but take their messages: beside the services and
+timers of the policy node a picture would wait for all of them.
 """
 
 from __future__ import annotations
@@ -10,21 +10,22 @@ import threading
 from typing import Any
 
 import rclpy
-from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
+from rclpy.parameter import Parameter as RosParameter
 from sensor_msgs.msg import CompressedImage, Image, JointState
 
 from flashrt_ros.control.observer import JOINT_STATES, Observer
 from flashrt_ros.control.robot import Robot
 from flashrt_ros.nodes.base import Parameters, sensor_qos
 from flashrt_ros.nodes.filters import CameraSynchronizer, Subscriber
+from flashrt_ros.nodes.subscription_loop import SubscriptionLoop
 
 try:
     from rclpy.event_handler import SubscriptionEventCallbacks
 except ImportError:  # Humble
     from rclpy.qos_event import SubscriptionEventCallbacks
 
-_CLOSE_PERIOD_S = 0.1
+_CLOSE_PERIOD_NS = 100_000_000
 
 
 class ObservationInputs:
@@ -51,19 +52,22 @@ class ObservationInputs:
             cli_args=["--ros-args", "-r", f"__node:={name}"],
             enable_rosout=False,
             start_parameter_services=False,
+            # Nobody would answer.
+            parameter_overrides=[RosParameter("start_type_description_service", value=False)],
         )
         self.incompatible: dict[str, str] = {}
         """Inputs with a publisher whose QoS does not fit, by name, and what to do about it."""
         self.observer = Observer(robot, parameters, self._now_ns())
         self._subscribers = self._subscribe(parameters["reliability"] == "reliable")
+        for camera in self.observer.needed:
+            self._subscribers[camera].registerCallback(self._heard, camera)
+        # Registered last: nothing comes between a complete set and the worker that waits for it.
         self.synchronizer = CameraSynchronizer(
             node,
             {camera.name: self._subscribers[camera.name] for camera in robot.cameras},
             self.observer.frames,
         )
         self.synchronizer.registerCallback(self.observer.mailbox.put)
-        for camera in self.observer.needed:
-            self._subscribers[camera].registerCallback(self._heard, camera)
         self._subscribers[JOINT_STATES].registerCallback(self._on_joint_state)
         self._closing = threading.Event()
         self._spinner = threading.Thread(target=self._spin, name="inputs", daemon=True)
@@ -77,11 +81,10 @@ class ObservationInputs:
         self.observer.mailbox.close()
 
     def _spin(self) -> None:
-        executor = SingleThreadedExecutor(context=self._input_node.context)
-        executor.add_node(self._input_node)
+        subscriptions = [subscriber.sub for subscriber in self._subscribers.values()]
+        loop = SubscriptionLoop(subscriptions, self._input_node.context)
         while not self._closing.is_set():
-            executor.spin_once(timeout_sec=_CLOSE_PERIOD_S)
-        executor.shutdown()
+            loop.spin_once(_CLOSE_PERIOD_NS)
 
     def _subscribe(self, reliable: bool) -> dict[str, Subscriber]:
         sources: list[tuple[str, Any, str, int]] = [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
+import math
+import threading
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,6 +31,8 @@ class JointSample:
 class JointStateBuffer:
     """Collects joint states, whole or in parts (a gripper that publishes apart), and finds the one nearest a picture.
 
+    May be called from any thread.
+
     Args:
         joint_names: joints that are needed, in the order wanted. Others are ignored.
         max_age_ns: largest distance in time from the picture, and between the parts of one sample.
@@ -39,8 +43,10 @@ class JointStateBuffer:
         self._index = {name: at for at, name in enumerate(self._names)}
         self._max_age_ns = max_age_ns
         self._positions = np.full(len(self._names), np.nan)
-        self._heard_ns = np.zeros(len(self._names), dtype=np.int64)
-        self._samples: deque[JointSample] = deque(maxlen=_KEPT)
+        self._heard_ns = [0] * len(self._names)
+        self._changing = threading.Lock()
+        # By capture. Never changed, only replaced: a picture's sample is sought without a lock while others come.
+        self._samples: list[JointSample] = []
         self._last_error = "none was received"
 
     def add(
@@ -57,27 +63,31 @@ class JointStateBuffer:
             (self._index[n], p) for n, p in zip(names, positions, strict=True) if n in self._index
         ]
         for index, position in wanted:
-            if not np.isfinite(position):
+            if not math.isfinite(position):
                 self._fail(f"position of {self._names[index]} is {position}: expected a number")
-        # Parts may come a little out of order; further back the clock has jumped.
-        if self._samples and capture_ns < self._samples[-1].capture_ns - self._max_age_ns:
-            self.clear()
-        for index, position in wanted:
-            self._positions[index] = position
-            self._heard_ns[index] = capture_ns
-        missing = self._missing(capture_ns)
-        if missing:
-            self._last_error = (
-                f"it lacks {', '.join(missing)}: needed are {self._names}, found {list(names)}"
-            )
-            return
-        self._samples.append(JointSample(capture_ns, receive_ns, self._positions.copy()))
+        with self._changing:
+            # Parts may come a little out of order; further back the clock has jumped.
+            if self._samples and capture_ns < self._samples[-1].capture_ns - self._max_age_ns:
+                self._forget()
+            for index, position in wanted:
+                self._positions[index] = position
+                self._heard_ns[index] = capture_ns
+            missing = self._missing(capture_ns)
+            if missing:
+                self._last_error = (
+                    f"it lacks {', '.join(missing)}: needed are {self._names}, found {list(names)}"
+                )
+                return
+            sample = JointSample(capture_ns, receive_ns, self._positions.copy())
+            samples = [*self._samples[1 - _KEPT :], sample]
+            if len(samples) > 1 and samples[-2].capture_ns > capture_ns:
+                samples.sort(key=_capture_ns)
+            self._samples = samples
 
     def clear(self) -> None:
         """Forget everything (the clock jumped back)."""
-        self._samples.clear()
-        self._heard_ns[:] = 0
-        self._last_error = "none was received since the clock jumped back"
+        with self._changing:
+            self._forget()
 
     def nearest(self, stamp_ns: int) -> JointSample:
         """The sample whose capture is nearest to a picture's.
@@ -85,11 +95,13 @@ class JointStateBuffer:
         Raises:
             JointStateError: there is none within `max_age_ns`; says which joint is missing.
         """
-        # A copy, which is made in one step: `add` may run in another thread.
-        samples = self._samples.copy()
-        best = min(samples, key=lambda s: abs(s.capture_ns - stamp_ns), default=None)
-        if best is None:
+        samples = self._samples
+        if not samples:
             raise JointStateError(f"no joint state to go with the picture: {self._last_error}")
+        after = bisect_left(samples, stamp_ns, key=_capture_ns)
+        best = min(
+            samples[max(0, after - 1) : after + 1], key=lambda s: abs(s.capture_ns - stamp_ns)
+        )
         distance_ns = abs(best.capture_ns - stamp_ns)
         if distance_ns > self._max_age_ns:
             missing = self._missing(stamp_ns)
@@ -101,9 +113,21 @@ class JointStateBuffer:
         return best
 
     def _missing(self, now_ns: int) -> list[str]:
-        stale = (now_ns - self._heard_ns > self._max_age_ns) | (self._heard_ns == 0)
-        return [name for name, old in zip(self._names, stale, strict=True) if old]
+        return [
+            name
+            for name, heard_ns in zip(self._names, self._heard_ns, strict=True)
+            if heard_ns == 0 or now_ns - heard_ns > self._max_age_ns
+        ]
+
+    def _forget(self) -> None:
+        self._samples = []
+        self._heard_ns = [0] * len(self._names)
+        self._last_error = "none was received since the clock jumped back"
 
     def _fail(self, what: str) -> None:
         self._last_error = what
         raise JointStateError(f"joint state refused: {what}")
+
+
+def _capture_ns(sample: JointSample) -> int:
+    return sample.capture_ns

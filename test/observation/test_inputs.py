@@ -78,6 +78,18 @@ def test_nearest_in_time_is_taken():
     assert (sample.positions[0], sample.receive_ns) == (250.0, T0 + 2501 * MS)
 
 
+@given(st.lists(st.integers(-40, 40), min_size=1, max_size=60), st.integers(-5, 600))
+def test_nearest_is_the_nearest_of_all_though_some_come_out_of_order(offsets_ms, picture_ms):
+    buffer = JointStateBuffer(["a"], 10_000 * MS)
+    captures = [T0 + 10 * k * MS + offset * MS for k, offset in enumerate(offsets_ms)]
+    for capture_ns in captures:
+        buffer.add(["a"], [capture_ns / MS], capture_ns, capture_ns)
+    picture_ns = T0 + picture_ms * MS
+    found = buffer.nearest(picture_ns)
+    assert abs(found.capture_ns - picture_ns) == min(abs(c - picture_ns) for c in captures)
+    assert found.positions[0] == found.capture_ns / MS
+
+
 @pytest.mark.parametrize(
     ("names", "positions", "message"),
     [
