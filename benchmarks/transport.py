@@ -1,9 +1,9 @@
 """How old is a camera frame when the subscriber's callback gets it, and how many frames never arrive?
 
 One process publishes rgb8 images of 1 or 3 cameras at 30 Hz, all at the same tick, one after the other; another
-subscribes with the policy node's QoS. Both are rclpy nodes on a ROS domain of their own. The age
-is receipt minus header.stamp, which is set right before publish, so the publisher's own copies count. Each case runs
-with the package's Fast DDS profile (config/fastdds.xml) and with the middleware's own settings.
+subscribes with the policy node's QoS. Both are rclpy nodes on a ROS domain of their own. The age is receipt minus
+header.stamp, which is set right before publish, so the publisher's own copies count. Each case runs with the package's
+Fast DDS profile (config/fastdds.xml) and with the middleware's own settings.
 
     make build && source build/setup.bash
     python benchmarks/transport.py --output transport.json
