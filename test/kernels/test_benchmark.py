@@ -1,4 +1,4 @@
-"""benchmarks/kernels.py: it runs, its launches are the network's, and no site is without one."""
+"""benchmarks/kernels.py: it runs, its launches are the network's, and no site is without one; benchmarks/tiles.py."""
 
 import importlib
 import json
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flashrt_ros.kernels.linear import Rope, RowSums
-from flashrt_ros.runtime.candidates import CANDIDATES, by_name
+from flashrt_ros.runtime.candidates import CANDIDATES, by_name, label
 from flashrt_ros.runtime.fused import FusedOperators
 
 from ..runtime.test_fused import CAMERAS, Run, random_weights, tiny
@@ -106,3 +106,31 @@ def test_products_are_those_of_the_network(benchmark, monkeypatch, family):
         tile = module.fitted(site, CANDIDATES[site][0], p, sizes)
         arguments = {"a": t.a, "w": t.w[0], "out": t.out, **t.options(tile, 0)}
         assert {name: described(x) for name, x in arguments.items()} in seen[site], site
+
+
+def test_a_tile_is_read_as_it_is_written(benchmark):
+    tiles = benchmark("tiles")
+    for site in tiles.TILED:
+        for choice in CANDIDATES[site]:
+            assert tiles.tile_of(site, label(choice)) == choice
+    for site, text in (
+        ("expert_out", "64x16 w4 s4"),
+        ("vision_attention", "64x64x64 w4 s3"),
+        ("expert_out", "fast"),
+    ):
+        with pytest.raises(ValueError, match=f"tile '{text}' of {site}: expected one like"):
+            tiles.tile_of(site, text)
+
+
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")  # rows that do not count
+def test_tiles_are_compared_in_their_stage(benchmark, monkeypatch, capsys):
+    size = ["--size", "tiny", "--device", DEVICE.type, "--views", "1", "--tokens", "9"]
+    short = ["--horizon", "4", "--steps", "1", "--rounds", "1"]
+    tiles = ["16x16x32 w4 s2", "32x16x32/2 w4 s2 p"]
+    monkeypatch.setattr(sys, "argv", ["tiles.py", "expert_down", *tiles, *size, *short])
+    before = CANDIDATES["expert_down"]
+    assert benchmark("tiles").main() == 0
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [row[0].strip("| ") for row in rows] == [label(before[0]), *tiles]
+    assert all(float(row[3].strip(" |")) < 1e-2 for row in rows)
+    assert CANDIDATES["expert_down"] == before

@@ -214,7 +214,9 @@ def test_few_programs_take_half_the_rows_each():
     assert replace(tile, rows=64).spread(256, 1152, 1000) == replace(tile, rows=64)
 
 
-@pytest.mark.skipif(DEVICE.type == "cpu", reason="a CPU's product may round by a row's place in a tile")
+@pytest.mark.skipif(
+    DEVICE.type == "cpu", reason="a CPU's product may round by a row's place in a tile"
+)
 def test_half_the_rows_give_the_same_bits():
     draw = Draw(10)
     a, w = draw(256, 512, dtype=torch.bfloat16), draw(192, 512, scale=0.1, dtype=torch.bfloat16)
